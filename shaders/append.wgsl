@@ -1,0 +1,81 @@
+// New tokens enter the cache: sanitized, rounded once to the window format, written to their slots.
+// Twin: src/oracle/append.rs, src/format/entry.rs.
+//
+// | binding | what | access |
+// |---|---|---|
+// | 0, 1 of group 0 | params, plan: (row, slot) per token | read |
+// | 2 | sink slots and rings | write |
+// | 3 | staging | write |
+// | 0 of group 1 | io | read |
+// | 1, 2 | host's keys and values | read |
+//
+// Grid: x, z tokens; y 64 words of the token's keys and values. One invocation writes one word.
+
+@group(0) @binding(2) var<storage, read_write> ring: array<u32>;
+@group(0) @binding(3) var<storage, read_write> staging: array<u32>;
+@group(1) @binding(0) var<uniform> io: Io;
+@group(1) @binding(1) var<storage, read> host_keys: array<u32>;
+@group(1) @binding(2) var<storage, read> host_values: array<u32>;
+
+// NaN becomes +0, the magnitude is clamped, what lies below the smallest normal becomes +0, then round to nearest even.
+fn enter(bits: u32) -> u32 {
+    let sign = bits & 0x80000000u;
+    var magnitude = bits & 0x7fffffffu;
+    var largest = 0x477fe000u;
+    var smallest = 0x00800000u;
+    if (WINDOW_FORMAT == F16) {
+        smallest = 0x38800000u;
+    }
+    if (WINDOW_FORMAT == BF16) {
+        largest = 0x477f0000u;
+    }
+    if (magnitude > 0x7f800000u || magnitude < smallest) {
+        return 0u;
+    }
+    magnitude = min(magnitude, largest);
+    if (WINDOW_FORMAT == F16) {
+        return (sign >> 16u) | ((round_even(magnitude, 13u) >> 13u) - (112u << 10u));
+    }
+    if (WINDOW_FORMAT == BF16) {
+        return (sign | round_even(magnitude, 16u)) >> 16u;
+    }
+    return sign | magnitude;
+}
+
+fn entered(is_value: bool, row: u32, head: u32, channel: u32) -> u32 {
+    if (is_value) {
+        let index = io.v.offset + row * io.v.token_stride + head * io.v.head_stride + channel;
+        return enter(element_bits(io.v.dtype, host_values[element_word(io.v.dtype, index)], index));
+    }
+    let index = io.k.offset + row * io.k.token_stride + head * io.k.head_stride + channel;
+    return enter(element_bits(io.k.dtype, host_keys[element_word(io.k.dtype, index)], index));
+}
+
+@compute @workgroup_size(64)
+fn append(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let item = work_item(group);
+    let word = group.y * 64u + local;
+    if (item >= params.count || word >= 2u * TOKEN_WORDS) {
+        return;
+    }
+    let row = plan[params.first + 2u * item];
+    let slot = plan[params.first + 2u * item + 1u];
+    let is_value = word >= TOKEN_WORDS;
+    let in_token = select(word, word - TOKEN_WORDS, is_value);
+    let head = in_token / ROW_WORDS;
+    let in_row = in_token % ROW_WORDS;
+    var bits: u32;
+    if (WINDOW_FORMAT == F32) {
+        bits = entered(is_value, row, head, in_row);
+    } else {
+        bits = entered(is_value, row, head, 2u * in_row)
+            | (entered(is_value, row, head, 2u * in_row + 1u) << 16u);
+    }
+    if ((slot & STAGING_BIT) != 0u) {
+        let token = (slot & ~STAGING_BIT) + select(0u, STAGING_SLOTS, is_value);
+        staging[token * TOKEN_WORDS + in_token] = bits;
+    } else {
+        let token = slot + select(0u, RING_SLOTS, is_value);
+        ring[token * TOKEN_WORDS + in_token] = bits;
+    }
+}

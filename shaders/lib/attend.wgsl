@@ -1,0 +1,269 @@
+// Attention of a tile of rows over one split: up to 256 tokens in one pass of logits, softmax and values, without a
+// running rescale. The pass file adds where keys and values come from: `query_channel`, `bias_part`,
+// `tile_logits` and `tile_values`.
+//
+// A row is a (query, head of the group) pair, so the keys and values of a KV head are read and unpacked once for all its query heads.
+// Logits are in base 2: the queries are scaled by softmax_scale * log2(e) as they are loaded.
+
+@group(0) @binding(4) var<storage, read_write> partials: array<vec4<f32>>;
+@group(1) @binding(0) var<uniform> io: Io;
+@group(1) @binding(1) var<storage, read> host_queries: array<u32>;
+
+// Tokens go in fours.
+const QUADS: u32 = 64u;
+// A logit that a row does not see. Finite: infinities are not dependable under fast math.
+const UNSEEN: f32 = -3.0e38;
+// Workgroup memory, by phase: queries, bias parts, maxima; then weights; then partial sums of the values.
+const SH_BIAS: u32 = ROWS * QUERY_VECS;
+const SH_MAX: u32 = SH_BIAS + WORKGROUP;
+
+var<workgroup> sh: array<vec4<f32>, SH_VECS>;
+
+struct Split {
+    tile: u32,
+    partial: u32,
+    source: u32,
+    tokens: u32,
+    first_position: u32,
+}
+
+struct Tile {
+    first_query: u32,
+    first_row: u32,
+    rows: u32,
+    position: u32,
+}
+
+// Per row (of up to KEY_ROWS): four tokens.
+struct Logits {
+    r0: vec4<f32>,
+    r1: vec4<f32>,
+    r2: vec4<f32>,
+    r3: vec4<f32>,
+}
+
+// Weighted sums of 16 channels for up to two rows, and the rows' sums of weights.
+struct Sums {
+    a0: vec4<f32>,
+    a1: vec4<f32>,
+    a2: vec4<f32>,
+    a3: vec4<f32>,
+    b0: vec4<f32>,
+    b1: vec4<f32>,
+    b2: vec4<f32>,
+    b3: vec4<f32>,
+    weights: vec2<f32>,
+}
+
+fn read_split(item: u32) -> Split {
+    let at = params.first + 5u * item;
+    return Split(plan[at], plan[at + 1u], plan[at + 2u], plan[at + 3u], plan[at + 4u]);
+}
+
+fn read_tile(tile: u32) -> Tile {
+    let at = params.tiles + 6u * tile;
+    return Tile(plan[at], plan[at + 1u], plan[at + 2u], plan[at + 3u]);
+}
+
+fn query_element(first: u32, channel: u32) -> f32 {
+    if (channel >= HEAD_DIM) {
+        return 0.0;
+    }
+    let index = first + channel;
+    let word = host_queries[element_word(io.q.dtype, index)];
+    return bitcast<f32>(element_bits(io.q.dtype, word, index)) * LOGIT_SCALE;
+}
+
+// Vector `v` of a row's query, in the order in which `tile_logits` meets the channels.
+fn load_query(tile: Tile, head: u32, row: u32, v: u32) -> vec4<f32> {
+    if (row >= tile.rows) {
+        return vec4<f32>();
+    }
+    let r = tile.first_row + row;
+    let query_head = head * HEADS_PER_GROUP + r % HEADS_PER_GROUP;
+    let first = io.q.offset + (tile.first_query + r / HEADS_PER_GROUP) * io.q.token_stride
+        + query_head * io.q.head_stride;
+    return vec4<f32>(
+        query_element(first, query_channel(v, 0u)),
+        query_element(first, query_channel(v, 1u)),
+        query_element(first, query_channel(v, 2u)),
+        query_element(first, query_channel(v, 3u)),
+    );
+}
+
+// Which of the four tokens from `token` on row `row` sees.
+fn sees(tile: Tile, split: Split, row: u32, token: u32) -> vec4<bool> {
+    let position = tile.position + (tile.first_row + row) / HEADS_PER_GROUP;
+    // A position before the split's first wraps to a large count only if nothing is seen: compare first.
+    let count = select(0u, min(position + 1u - split.first_position, split.tokens), position >= split.first_position);
+    return vec4<u32>(token, token + 1u, token + 2u, token + 3u) < vec4<u32>(count);
+}
+
+fn largest(logits: vec4<f32>, seen: vec4<bool>) -> f32 {
+    let l = select(vec4<f32>(UNSEEN), logits, seen);
+    return max(max(l.x, l.y), max(l.z, l.w));
+}
+
+// Row `r`, split `s` of the attention scratch: (maximum, sum of weights), then the output.
+fn partial_at(split: Split, row: u32, head: u32) -> u32 {
+    return ((split.partial + row) * KV_HEADS + head) * PARTIAL_VECS;
+}
+
+fn write_row(split: Split, row: u32, head: u32, chunk: u32, s0: vec4<f32>, s1: vec4<f32>, s2: vec4<f32>, s3: vec4<f32>) {
+    let at = partial_at(split, row, head) + 1u + 4u * chunk;
+    let vecs = HEAD_DIM / 4u - 4u * chunk;
+    partials[at] = s0;
+    if (vecs > 1u) { partials[at + 1u] = s1; }
+    if (vecs > 2u) { partials[at + 2u] = s2; }
+    if (vecs > 3u) { partials[at + 3u] = s3; }
+}
+
+fn attend_split(group: vec3<u32>, local: u32) {
+    let item = work_item(group);
+    if (item >= params.count) {
+        return;
+    }
+    let head = group.y;
+    let split = read_split(item);
+    let tile = read_tile(split.tile);
+
+    for (var i = local; i < ROWS * QUERY_VECS; i += WORKGROUP) {
+        sh[i] = load_query(tile, head, i / QUERY_VECS, i % QUERY_VECS);
+    }
+    workgroupBarrier();
+
+    // Logits: an invocation owns four tokens and KEY_ROWS rows.
+    let quad = local % QUADS;
+    let row_group = local / QUADS;
+    let row = row_group * KEY_ROWS;
+    let token = 4u * quad;
+    if (BIAS_LANES > 0u) {
+        sh[SH_BIAS + local] = bias_part(split, head, quad, row);
+        workgroupBarrier();
+    }
+    var bias = vec4<f32>();
+    for (var i = 0u; i < BIAS_LANES; i++) {
+        bias += sh[SH_BIAS + local - quad % max(BIAS_LANES, 1u) + i];
+    }
+    var logits = tile_logits(split, head, quad, row);
+    logits.r0 += bias.x;
+    logits.r1 += bias.y;
+    logits.r2 += bias.z;
+    logits.r3 += bias.w;
+
+    // Each row's maximum over the split, in two steps.
+    let seen0 = sees(tile, split, row, token);
+    let seen1 = sees(tile, split, row + 1u, token);
+    let seen2 = sees(tile, split, row + 2u, token);
+    let seen3 = sees(tile, split, row + 3u, token);
+    sh[SH_MAX + local] = vec4<f32>(
+        largest(logits.r0, seen0),
+        largest(logits.r1, seen1),
+        largest(logits.r2, seen2),
+        largest(logits.r3, seen3),
+    );
+    workgroupBarrier();
+    if (quad < 8u) {
+        var m = vec4<f32>(UNSEEN);
+        for (var i = 0u; i < 8u; i++) {
+            m = max(m, sh[SH_MAX + row_group * QUADS + 8u * quad + i]);
+        }
+        sh[SH_BIAS + row_group * QUADS + quad] = m;
+    }
+    workgroupBarrier();
+    var highest = vec4<f32>(UNSEEN);
+    for (var i = 0u; i < 8u; i++) {
+        highest = max(highest, sh[SH_BIAS + row_group * QUADS + i]);
+    }
+    workgroupBarrier();
+
+    // Weights, [row][token].
+    sh[row * QUADS + quad] = select(vec4<f32>(), exp2(logits.r0 - highest.x), seen0);
+    if (KEY_ROWS > 1u) {
+        sh[(row + 1u) * QUADS + quad] = select(vec4<f32>(), exp2(logits.r1 - highest.y), seen1);
+    }
+    if (KEY_ROWS > 2u) {
+        sh[(row + 2u) * QUADS + quad] = select(vec4<f32>(), exp2(logits.r2 - highest.z), seen2);
+        sh[(row + 3u) * QUADS + quad] = select(vec4<f32>(), exp2(logits.r3 - highest.w), seen3);
+    }
+    workgroupBarrier();
+
+    // Values: an invocation owns 16 channels, up to two rows, and a share of the tokens.
+    let unit = local % UNITS;
+    let share = local / UNITS;
+    let chunk = unit % CHUNKS;
+    let pair = unit / CHUNKS;
+    let value_row = pair * VALUE_ROWS;
+    let quads = (split.tokens + 3u) / 4u;
+    let per_share = (quads + TOKEN_SHARES - 1u) / TOKEN_SHARES;
+    var sums: Sums;
+    if (share < TOKEN_SHARES) {
+        let begin = share * per_share;
+        sums = tile_values(split, head, chunk, value_row, begin, min(begin + per_share, quads));
+    }
+    workgroupBarrier();
+
+    // Sums of weights, and the maxima from those who know them.
+    if (share < TOKEN_SHARES && chunk == 0u) {
+        sh[share * ROW_PAIRS + pair] = vec4<f32>(sums.weights, 0.0, 0.0);
+    }
+    if (quad == 0u) {
+        sh[TOKEN_SHARES * ROW_PAIRS + row_group] = highest;
+    }
+    workgroupBarrier();
+    if (share == 0u && chunk == 0u) {
+        var weights = vec2<f32>();
+        for (var i = 0u; i < TOKEN_SHARES; i++) {
+            weights += sh[i * ROW_PAIRS + pair].xy;
+        }
+        let first_max = TOKEN_SHARES * ROW_PAIRS;
+        if (value_row < tile.rows) {
+            let m = sh[first_max + value_row / KEY_ROWS][value_row % KEY_ROWS];
+            partials[partial_at(split, value_row, head)] = vec4<f32>(m, weights.x, 0.0, 0.0);
+        }
+        if (VALUE_ROWS > 1u && value_row + 1u < tile.rows) {
+            let m = sh[first_max + (value_row + 1u) / KEY_ROWS][(value_row + 1u) % KEY_ROWS];
+            partials[partial_at(split, value_row + 1u, head)] = vec4<f32>(m, weights.y, 0.0, 0.0);
+        }
+    }
+
+    // Sum over the shares, pairwise and in a fixed order.
+    for (var half = TOKEN_SHARES / 2u; half > 0u; half /= 2u) {
+        let stride = half * UNITS;
+        workgroupBarrier();
+        if (share >= half && share < 2u * half) {
+            let at = local - half * UNITS;
+            sh[at] = sums.a0;
+            sh[at + stride] = sums.a1;
+            sh[at + 2u * stride] = sums.a2;
+            sh[at + 3u * stride] = sums.a3;
+            if (VALUE_ROWS > 1u) {
+                sh[at + 4u * stride] = sums.b0;
+                sh[at + 5u * stride] = sums.b1;
+                sh[at + 6u * stride] = sums.b2;
+                sh[at + 7u * stride] = sums.b3;
+            }
+        }
+        workgroupBarrier();
+        if (share < half) {
+            sums.a0 += sh[local];
+            sums.a1 += sh[local + stride];
+            sums.a2 += sh[local + 2u * stride];
+            sums.a3 += sh[local + 3u * stride];
+            if (VALUE_ROWS > 1u) {
+                sums.b0 += sh[local + 4u * stride];
+                sums.b1 += sh[local + 5u * stride];
+                sums.b2 += sh[local + 6u * stride];
+                sums.b3 += sh[local + 7u * stride];
+            }
+        }
+    }
+    if (share == 0u) {
+        if (value_row < tile.rows) {
+            write_row(split, value_row, head, chunk, sums.a0, sums.a1, sums.a2, sums.a3);
+        }
+        if (VALUE_ROWS > 1u && value_row + 1u < tile.rows) {
+            write_row(split, value_row + 1u, head, chunk, sums.b0, sums.b1, sums.b2, sums.b3);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+// Elements of the host's tensors and of unpacked tokens, by integer operations: drivers differ in how
+// their float conversions treat subnormals and in how they round.
+
+const F32: u32 = 0u;
+const F16: u32 = 1u;
+const BF16: u32 = 2u;
+
+// A host's tensor: offset and strides in elements.
+struct View {
+    offset: u32,
+    token_stride: u32,
+    head_stride: u32,
+    dtype: u32,
+}
+
+struct Io {
+    k: View,
+    v: View,
+    q: View,
+    out: View,
+}
+
+// f32 bits of an f16. Exact, for every input.
+fn f16_to_f32_bits(half: u32) -> u32 {
+    let sign = (half & 0x8000u) << 16u;
+    let magnitude = half & 0x7fffu;
+    if (magnitude >= 0x7c00u) {
+        return sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13u);
+    }
+    if (magnitude >= 0x0400u) {
+        return sign | ((magnitude << 13u) + (112u << 23u));
+    }
+    // A subnormal is an integer number of 2^-24; the product is a normal f32 or zero.
+    return sign | bitcast<u32>(f32(magnitude) * 5.9604644775390625e-8);
+}
+
+// f32 bits of element `index` of a tensor whose words hold two 16-bit elements each; `word` is the one that holds it.
+fn element_bits(dtype: u32, word: u32, index: u32) -> u32 {
+    if (dtype == F32) {
+        return word;
+    }
+    let half = (word >> (16u * (index & 1u))) & 0xffffu;
+    if (dtype == F16) {
+        return f16_to_f32_bits(half);
+    }
+    return half << 16u;
+}
+
+// Index of the word that holds element `index`.
+fn element_word(dtype: u32, index: u32) -> u32 {
+    return select(index >> 1u, index, dtype == F32);
+}
+
+// Adds what makes a truncation of the low `shift` bits round to nearest, ties to even.
+fn round_even(magnitude: u32, shift: u32) -> u32 {
+    return magnitude + (1u << (shift - 1u)) - 1u + ((magnitude >> shift) & 1u);
+}

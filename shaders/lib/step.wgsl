@@ -1,0 +1,18 @@
+// The work list of the pass: every pass reads its part of the step's plan through these two bindings.
+
+struct PassParams {
+    // Word of `plan` where the pass's first work item lies, and how many items there are.
+    first: u32,
+    count: u32,
+    // Words of `plan` where the tiles and the slot lists begin.
+    tiles: u32,
+    slots: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: PassParams;
+@group(0) @binding(1) var<storage, read> plan: array<u32>;
+
+// More work items than one dimension holds are folded into z.
+fn work_item(group: vec3<u32>) -> u32 {
+    return group.x + group.z * MAX_GROUPS;
+}

@@ -1,0 +1,105 @@
+// Joins the partial results of each row, in order of position, and writes the attention output. Twin: src/oracle/merge.rs.
+//
+// | binding | what | access |
+// |---|---|---|
+// | 0, 1 of group 0 | params, plan: tiles | read |
+// | 2 | partial results | read |
+// | 0 of group 1 | io | read |
+// | 1 | host's output | write |
+//
+// Grid: x, z rows of all tiles; y KV heads. An invocation owns four channels and a share of the splits.
+
+@group(0) @binding(2) var<storage, read> partials: array<vec4<f32>>;
+@group(1) @binding(0) var<uniform> io: Io;
+@group(1) @binding(1) var<storage, read_write> host_output: array<u32>;
+
+const MERGE_WORKGROUP: u32 = 128u;
+const VECS: u32 = HEAD_DIM / 4u;
+
+var<workgroup> sh_max: array<f32, MERGE_WORKGROUP>;
+var<workgroup> sh_sum: array<f32, MERGE_WORKGROUP>;
+var<workgroup> sh_out: array<vec4<f32>, MERGE_WORKGROUP>;
+
+// Rounds an output to bf16, to nearest even.
+fn to_bf16(x: f32) -> u32 {
+    let bits = bitcast<u32>(x);
+    return ((bits & 0x80000000u) | round_even(bits & 0x7fffffffu, 16u)) >> 16u;
+}
+
+fn write_output(index: u32, x: vec4<f32>) {
+    if (io.out.dtype == F32) {
+        host_output[index] = bitcast<u32>(x.x);
+        host_output[index + 1u] = bitcast<u32>(x.y);
+        host_output[index + 2u] = bitcast<u32>(x.z);
+        host_output[index + 3u] = bitcast<u32>(x.w);
+    } else if (io.out.dtype == F16) {
+        host_output[index / 2u] = pack2x16float(x.xy);
+        host_output[index / 2u + 1u] = pack2x16float(x.zw);
+    } else {
+        host_output[index / 2u] = to_bf16(x.x) | (to_bf16(x.y) << 16u);
+        host_output[index / 2u + 1u] = to_bf16(x.z) | (to_bf16(x.w) << 16u);
+    }
+}
+
+@compute @workgroup_size(MERGE_WORKGROUP)
+fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let item = work_item(group);
+    if (item >= params.count) {
+        return;
+    }
+    let head = group.y;
+    let tile = params.first + 6u * (item / ROWS);
+    let row = item % ROWS;
+    if (row >= plan[tile + 2u]) {
+        return;
+    }
+    let splits = plan[tile + 5u];
+    let first = ((plan[tile + 4u] + row) * KV_HEADS + head) * PARTIAL_VECS;
+    let stride = ROWS * KV_HEADS * PARTIAL_VECS;
+
+    // The row's maximum: exact in any order.
+    var highest = partials[first].x;
+    for (var s = local; s < splits; s += MERGE_WORKGROUP) {
+        highest = max(highest, partials[first + s * stride].x);
+    }
+    sh_max[local] = highest;
+    for (var half = MERGE_WORKGROUP / 2u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        if (local < half) {
+            sh_max[local] = max(sh_max[local], sh_max[local + half]);
+        }
+    }
+    workgroupBarrier();
+    highest = sh_max[0];
+
+    let v = local % MERGE_VECS;
+    let share = local / MERGE_VECS;
+    let per_share = (splits + MERGE_SHARES - 1u) / MERGE_SHARES;
+    var sum = 0.0;
+    var out = vec4<f32>();
+    if (share < MERGE_SHARES && v < VECS) {
+        let end = min((share + 1u) * per_share, splits);
+        for (var s = share * per_share; s < end; s++) {
+            let at = first + s * stride;
+            let head_part = partials[at];
+            let weight = exp2(head_part.x - highest);
+            sum = fma(weight, head_part.y, sum);
+            out = fma(vec4<f32>(weight), partials[at + 1u + v], out);
+        }
+    }
+    sh_sum[local] = sum;
+    sh_out[local] = out;
+    workgroupBarrier();
+    if (share == 0u && v < VECS) {
+        for (var i = 1u; i < MERGE_SHARES; i++) {
+            sum += sh_sum[i * MERGE_VECS + v];
+            out += sh_out[i * MERGE_VECS + v];
+        }
+        // A row that sees no token has zeros everywhere.
+        let result = select(vec4<f32>(), out / sum, sum > 0.0);
+        let r = plan[tile + 1u] + row;
+        let query = plan[tile] + r / HEADS_PER_GROUP;
+        let query_head = head * HEADS_PER_GROUP + r % HEADS_PER_GROUP;
+        write_output(io.out.offset + query * io.out.token_stride + query_head * io.out.head_stride + 4u * v, result);
+    }
+}

@@ -1,0 +1,131 @@
+//! What a user chooses.
+
+use crate::format::{Bits, Dtype, ZeroPoint};
+
+/// Configuration of a cache. All layers share it.
+///
+/// ```
+/// use kivi_wgpu::{Bits, CacheConfig};
+/// // 32 layers, 32 query heads, 8 KV heads, head_dim 128
+/// let config = CacheConfig::new(32, 32, 8, 128)
+///     .with_bits(Bits::Two, Bits::Two)
+///     .with_capacity(32768);
+/// assert_eq!(config.residual_window, 128);
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct CacheConfig {
+    /// Layers of the model.
+    pub layers: u32,
+    /// Query heads per layer.
+    pub query_heads: u32,
+    /// KV heads per layer; each serves `query_heads / kv_heads` query heads (1 to 16).
+    pub kv_heads: u32,
+    /// Elements per head: a multiple of 8 up to 512, the same for keys and values.
+    pub head_dim: u32,
+    /// Width of a key code. Default 2.
+    pub key_bits: Bits,
+    /// Width of a value code. Default 2.
+    pub value_bits: Bits,
+    /// Tokens in a group of keys, and in a block: 16, 32, 64 or 128. Default 32.
+    pub group_size: u32,
+    /// Channels in a group of values: 16, 32, 64, 128 or `head_dim`. Default: `group_size`.
+    pub value_group_size: Option<u32>,
+    /// How the minimum of a group is stored. Default [`ZeroPoint::Min`].
+    pub zero_point: ZeroPoint,
+    /// W: the newest tokens that are always kept unpacked. Default 128; may be 0.
+    pub residual_window: u32,
+    /// S: the first positions, kept unpacked for ever. Default 0.
+    pub sink_tokens: u32,
+    /// Element type of the residual window and the sinks. Default f16.
+    pub window_format: Dtype,
+    /// Tokens the pool holds, over all sequences. Default 4096.
+    pub capacity: u32,
+    /// Sequences at a time. Default 1.
+    pub max_sequences: u32,
+    /// New tokens of one sequence in a step. Default 512.
+    pub max_step: u32,
+    /// New tokens of all sequences in a step. Default: the larger of `max_step` and `max_sequences`.
+    pub max_batch_tokens: Option<u32>,
+    /// Finished operations that can be discarded, newest first. Default 8.
+    pub max_undo: u32,
+    /// Factor of the logits. Default `1/sqrt(head_dim)`.
+    pub softmax_scale: Option<f32>,
+    /// Upper bound of one slab (a buffer of packed pages) in bytes. Default: what the device allows in one binding.
+    pub max_slab_bytes: Option<u64>,
+}
+
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident($field:ident: $type:ty);)*) => {
+        $($(#[$doc])*
+        #[must_use]
+        pub fn $name(mut self, $field: $type) -> Self {
+            self.$field = $field.into();
+            self
+        })*
+    };
+}
+
+impl CacheConfig {
+    /// A 2-bit cache with groups of 32 and a window of 128, for 4096 tokens of one sequence.
+    pub fn new(layers: u32, query_heads: u32, kv_heads: u32, head_dim: u32) -> Self {
+        CacheConfig {
+            layers,
+            query_heads,
+            kv_heads,
+            head_dim,
+            key_bits: Bits::Two,
+            value_bits: Bits::Two,
+            group_size: 32,
+            value_group_size: None,
+            zero_point: ZeroPoint::Min,
+            residual_window: 128,
+            sink_tokens: 0,
+            window_format: Dtype::F16,
+            capacity: 4096,
+            max_sequences: 1,
+            max_step: 512,
+            max_batch_tokens: None,
+            max_undo: 8,
+            softmax_scale: None,
+            max_slab_bytes: None,
+        }
+    }
+
+    /// Sets the widths of key and value codes.
+    #[must_use]
+    pub fn with_bits(mut self, key_bits: Bits, value_bits: Bits) -> Self {
+        self.key_bits = key_bits;
+        self.value_bits = value_bits;
+        self
+    }
+
+    setters! {
+        /// Sets [`Self::group_size`].
+        with_group_size(group_size: u32);
+        /// Sets [`Self::value_group_size`].
+        with_value_group_size(value_group_size: u32);
+        /// Sets [`Self::zero_point`].
+        with_zero_point(zero_point: ZeroPoint);
+        /// Sets [`Self::residual_window`].
+        with_residual_window(residual_window: u32);
+        /// Sets [`Self::sink_tokens`].
+        with_sink_tokens(sink_tokens: u32);
+        /// Sets [`Self::window_format`].
+        with_window_format(window_format: Dtype);
+        /// Sets [`Self::capacity`].
+        with_capacity(capacity: u32);
+        /// Sets [`Self::max_sequences`].
+        with_max_sequences(max_sequences: u32);
+        /// Sets [`Self::max_step`].
+        with_max_step(max_step: u32);
+        /// Sets [`Self::max_batch_tokens`].
+        with_max_batch_tokens(max_batch_tokens: u32);
+        /// Sets [`Self::max_undo`].
+        with_max_undo(max_undo: u32);
+        /// Sets [`Self::softmax_scale`].
+        with_softmax_scale(softmax_scale: f32);
+        /// Sets [`Self::max_slab_bytes`].
+        with_max_slab_bytes(max_slab_bytes: u64);
+    }
+}

@@ -1,0 +1,249 @@
+//! The one error type of the crate.
+
+use crate::format::Dtype;
+
+/// Everything that can go wrong. Each message says what to change; nothing already cached is lost.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    // ---- configuration -------------------------------------------------------------------------
+    /// A configuration value outside what the format or the kernels support.
+    #[error("{name} = {got} is not supported: use {allowed}")]
+    Unsupported {
+        /// Name of the configuration field.
+        name: &'static str,
+        /// The value that was given.
+        got: u64,
+        /// What would be accepted.
+        allowed: &'static str,
+    },
+    /// Query heads are not a multiple of KV heads.
+    #[error(
+        "query_heads = {query_heads} is not a multiple of kv_heads = {kv_heads}: each KV head must serve the same number of query heads"
+    )]
+    HeadsDoNotDivide {
+        /// Query heads per layer.
+        query_heads: u32,
+        /// KV heads per layer.
+        kv_heads: u32,
+    },
+    /// `softmax_scale` is not a positive finite number.
+    #[error("softmax_scale = {got} is not a positive finite number")]
+    SoftmaxScale {
+        /// The value that was given.
+        got: f32,
+    },
+    /// More sink tokens than the cache can hold at all.
+    #[error("sink_tokens = {sink_tokens} exceeds capacity = {capacity}: lower sink_tokens or raise capacity")]
+    SinksBeyondCapacity {
+        /// Tokens kept unpacked at the start of each sequence.
+        sink_tokens: u32,
+        /// Tokens the pool is sized for.
+        capacity: u32,
+    },
+    /// A device limit is too low for this configuration.
+    #[error(
+        "the device's {limit} is {available}, this configuration needs {needed} ({what}): request a higher limit when creating the device, or {instead}"
+    )]
+    LimitTooLow {
+        /// Name of the `wgpu::Limits` field.
+        limit: &'static str,
+        /// What the device offers.
+        available: u64,
+        /// What is needed.
+        needed: u64,
+        /// What needs it.
+        what: &'static str,
+        /// Which configuration change would lower the need.
+        instead: &'static str,
+    },
+    /// The adapter's arithmetic does not give the words that the format prescribes.
+    #[error(
+        "{adapter} does not round f32 sums to nearest as the block format needs ({detail}): use another adapter or backend"
+    )]
+    Arithmetic {
+        /// Name and driver of the adapter.
+        adapter: String,
+        /// First difference from the oracle.
+        detail: String,
+    },
+    /// The device ran out of memory.
+    #[error(
+        "out of GPU memory while allocating {what} ({bytes} bytes): lower capacity, max_sequences or max_step"
+    )]
+    OutOfMemory {
+        /// What was being allocated.
+        what: &'static str,
+        /// Size of the request.
+        bytes: u64,
+    },
+    /// wgpu refused something that the library did not foresee; the text is wgpu's.
+    #[error("wgpu reported: {0}")]
+    Device(String),
+
+    // ---- sequences and steps -------------------------------------------------------------------
+    /// No such sequence in this cache (never created, or removed).
+    #[error("{0} does not exist in this cache: create it with create_sequence()")]
+    UnknownSequence(crate::plan::SequenceId),
+    /// The same sequence appears twice in one step.
+    #[error("{0} appears twice in one step: merge the two entries")]
+    DuplicateSequence(crate::plan::SequenceId),
+    /// All sequence slots are in use.
+    #[error("all {max} sequences are in use: remove one, or raise max_sequences")]
+    TooManySequences {
+        /// The configured `max_sequences`.
+        max: u32,
+    },
+    /// A step without work.
+    #[error("the step has no sequence with tokens to append or queries to attend")]
+    EmptyStep,
+    /// More new tokens of one sequence than a step may hold.
+    #[error("{got} new tokens for one sequence exceed max_step = {max}: append them in several steps")]
+    StepTooLong {
+        /// Tokens given.
+        got: u32,
+        /// The configured maximum.
+        max: u32,
+    },
+    /// More new tokens in all than a step may hold.
+    #[error("{got} new tokens in one step exceed max_batch_tokens = {max}: split the batch")]
+    BatchTooLong {
+        /// Tokens given.
+        got: u64,
+        /// The configured maximum.
+        max: u32,
+    },
+    /// More queries than the attention of one step serves.
+    #[error(
+        "{got} queries of one sequence in one step: decode attention serves up to {max}; append long prompts with attend = 0 and attend from their last {max} tokens"
+    )]
+    TooManyQueries {
+        /// Queries asked for.
+        got: u32,
+        /// Queries served.
+        max: u32,
+    },
+    /// More queries than tokens.
+    #[error(
+        "{got} queries but the sequence holds {tokens} tokens after this step: each query is one of its newest tokens"
+    )]
+    QueriesExceedTokens {
+        /// Queries asked for.
+        got: u32,
+        /// Length of the sequence after the append.
+        tokens: u32,
+    },
+    /// The pool of pages is full.
+    #[error(
+        "the step needs {needed} pages of 256 tokens and {free} are free: {fits} more tokens of the first sequence that does not fit would; raise capacity or remove a sequence"
+    )]
+    CapacityExceeded {
+        /// Pages the step needs.
+        needed: u32,
+        /// Pages free.
+        free: u32,
+        /// Tokens that the first sequence without room could still append.
+        fits: u32,
+    },
+    /// A sequence would grow past what positions can number.
+    #[error("the sequence would hold {tokens} tokens; the most is {max}")]
+    SequenceTooLong {
+        /// Tokens after the append.
+        tokens: u64,
+        /// The most that positions can number.
+        max: u32,
+    },
+    /// Only the newest operation can be discarded.
+    #[error("operation {given} is not the latest ({latest:?}): discard newer operations first")]
+    NotLatest {
+        /// The operation given.
+        given: u64,
+        /// The latest operation that is still in force.
+        latest: Option<u64>,
+    },
+    /// The record of this operation is gone.
+    #[error(
+        "operation {given} is too old to discard: only the last max_undo = {max_undo} operations are remembered"
+    )]
+    TooOld {
+        /// The operation given.
+        given: u64,
+        /// The configured `max_undo`.
+        max_undo: u32,
+    },
+
+    // ---- layers and buffers --------------------------------------------------------------------
+    /// Layer index out of range.
+    #[error("layer {got} does not exist: this cache has {layers}")]
+    LayerOutOfRange {
+        /// The index given.
+        got: u32,
+        /// Layers of the cache.
+        layers: u32,
+    },
+    /// A layer was recorded twice in a step.
+    #[error("layer {0} was already recorded in this step; to attend again use Step::attend")]
+    LayerRepeated(u32),
+    /// `finish` before every layer was recorded, or `attend` before the layer itself.
+    #[error("layer {0} has not been recorded in this step: call Step::layer for it first")]
+    LayerMissing(u32),
+    /// Another layer has since used the staging buffer which holds this layer's new tokens.
+    #[error(
+        "layer {layer}'s new tokens left the staging buffer when layer {by} was recorded: attend from shared keys and values before recording the next layer"
+    )]
+    StagingOverwritten {
+        /// The layer to attend to.
+        layer: u32,
+        /// The layer recorded since.
+        by: u32,
+    },
+    /// The step appends, but the binding has no keys and values; or it attends and there is no query or output.
+    #[error("the step needs {what}, which this binding does not have")]
+    BindingIncomplete {
+        /// The missing tensors.
+        what: &'static str,
+    },
+    /// The binding was made by another cache.
+    #[error("this binding was made by another cache: bind the tensors with the cache that records them")]
+    ForeignBinding,
+    /// A buffer is too small for the rows that are read or written.
+    #[error("the buffer of {tensor} holds {got} bytes and {needed} are needed (offset and strides included)")]
+    BufferTooSmall {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Bytes the last element needs.
+        needed: u64,
+        /// Bytes there are.
+        got: u64,
+    },
+    /// A buffer lacks a usage flag.
+    #[error("the buffer of {tensor} lacks BufferUsages::{usage}")]
+    BufferUsage {
+        /// Which tensor.
+        tensor: &'static str,
+        /// The missing flag.
+        usage: &'static str,
+    },
+    /// Two tensors that must be apart share bytes.
+    #[error("{a} and {b} overlap in one buffer: give them disjoint ranges")]
+    Overlap {
+        /// First tensor.
+        a: &'static str,
+        /// Second tensor.
+        b: &'static str,
+    },
+    /// An offset or a stride that the kernels cannot address.
+    #[error("{field} of {tensor} = {got} is not supported: {rule} ({dtype:?})")]
+    Stride {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Which field of its view.
+        field: &'static str,
+        /// The value given.
+        got: u64,
+        /// What must hold.
+        rule: &'static str,
+        /// Element type of the tensor.
+        dtype: Dtype,
+    },
+}

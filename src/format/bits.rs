@@ -1,0 +1,77 @@
+//! Code widths and the planes that they are stored in.
+
+/// Width of a code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Bits {
+    /// 4 levels.
+    Two,
+    /// 16 levels.
+    Four,
+    /// 256 levels.
+    Eight,
+}
+
+/// Where a part of one code lies in its row: bits `[code_shift, +width)` of the code are bits `[shift, +width)` of `word`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CodePart {
+    /// Row word.
+    pub word: u32,
+    /// Bit of the word.
+    pub shift: u32,
+    /// Number of bits.
+    pub width: u32,
+    /// Bit of the code.
+    pub code_shift: u32,
+}
+
+impl Bits {
+    /// All widths.
+    pub const ALL: [Bits; 3] = [Bits::Two, Bits::Four, Bits::Eight];
+
+    /// The width in bits.
+    pub const fn get(self) -> u32 {
+        match self {
+            Bits::Two => 2,
+            Bits::Four => 4,
+            Bits::Eight => 8,
+        }
+    }
+
+    /// The width with this many bits, if the format has it.
+    pub fn from_u32(bits: u32) -> Option<Bits> {
+        Bits::ALL.into_iter().find(|b| b.get() == bits)
+    }
+
+    /// The largest code, `2^b - 1`.
+    pub const fn max_code(self) -> u32 {
+        (1 << self.get()) - 1
+    }
+
+    /// Widths of the planes of a row, lowest code bits first. A width that is not a power of two is split here.
+    pub const fn planes(self) -> &'static [u32] {
+        match self {
+            Bits::Two => &[2],
+            Bits::Four => &[4],
+            Bits::Eight => &[8],
+        }
+    }
+
+    /// Words of one row of `head_dim` codes.
+    pub fn row_words(self, head_dim: u32) -> u32 {
+        self.planes().iter().map(|p| (head_dim * p).div_ceil(32)).sum()
+    }
+
+    /// Where code `j` of a row of `head_dim` codes lies.
+    pub fn parts(self, head_dim: u32, j: u32) -> impl Iterator<Item = CodePart> {
+        let mut first_word = 0;
+        let mut code_shift = 0;
+        self.planes().iter().map(move |&width| {
+            let bit = width * j;
+            let part = CodePart { word: first_word + bit / 32, shift: bit % 32, width, code_shift };
+            first_word += (head_dim * width).div_ceil(32);
+            code_shift += width;
+            part
+        })
+    }
+}

@@ -1,0 +1,76 @@
+//! The memory calculator.
+
+use crate::config::CacheConfig;
+use crate::error::Error;
+use crate::geometry::{DEFAULT_MAX_BINDING, Geometry};
+
+/// Memory of a cache that holds `tokens` tokens of one sequence, in bytes for all layers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CacheBytes {
+    /// Tokens in the cache.
+    pub tokens: u64,
+    /// The same tokens in 16 bits per element.
+    pub sixteen_bit: u64,
+    /// Codes only, as if every token were packed: the figure often quoted, which leaves out parameters, window and padding.
+    pub codes_only: u64,
+    /// Packed blocks: codes, parameters and padding.
+    pub packed: u64,
+    /// Unpacked tokens: sinks and residual window.
+    pub unpacked: u64,
+    /// What is allocated but holds no token: the rest of the last page, free ring slots, staging, attention scratch, the plan.
+    pub slack: u64,
+    /// Codes, parameters and padding per packed element, in bits.
+    pub format_bits: f64,
+}
+
+impl CacheBytes {
+    /// What the tokens occupy: packed blocks and unpacked tokens.
+    pub fn content(&self) -> u64 {
+        self.packed + self.unpacked
+    }
+
+    /// All bytes of cache buffers that a GPU cache with exactly this capacity allocates.
+    pub fn allocated(&self) -> u64 {
+        self.content() + self.slack
+    }
+
+    /// Allocated bits per cached element.
+    pub fn resident_bits(&self) -> f64 {
+        16.0 * self.allocated() as f64 / self.sixteen_bit as f64
+    }
+
+    /// How many times smaller than 16 bits per element, everything counted.
+    pub fn ratio(&self) -> f64 {
+        self.sixteen_bit as f64 / self.allocated() as f64
+    }
+}
+
+/// What `tokens` tokens of one sequence cost under `config` (its capacity is replaced by `tokens`).
+///
+/// # Errors
+/// As [`Geometry::new`], with the binding limit that WebGPU guarantees.
+pub fn cache_bytes(config: &CacheConfig, tokens: u32) -> Result<CacheBytes, Error> {
+    let config = config.clone().with_capacity(tokens).with_max_sequences(1);
+    let g = Geometry::new(&config, DEFAULT_MAX_BINDING)?;
+    let layers = u64::from(g.layers);
+    let elements =
+        2 * u64::from(g.layout.kv_heads) * u64::from(g.layout.head_dim) * u64::from(tokens) * layers;
+
+    let after_sinks = tokens.saturating_sub(g.sinks);
+    let blocks = after_sinks.saturating_sub(g.window) / g.layout.group;
+    let packed = u64::from(blocks) * u64::from(g.layout.block_words()) * 4 * layers;
+    let unpacked_tokens = tokens - blocks * g.layout.group;
+    let unpacked = u64::from(unpacked_tokens) * u64::from(g.token_words()) * 8 * layers;
+    let slabs: u64 = (0..g.slabs()).map(|s| g.slab_bytes(s)).sum();
+    let allocated =
+        (slabs + g.unpacked_bytes()) * layers + g.staging_bytes() + g.scratch_bytes() + g.plan_bytes();
+    Ok(CacheBytes {
+        tokens: u64::from(tokens),
+        sixteen_bit: 2 * elements,
+        codes_only: (elements as f64 * g.layout.code_bits() / 8.0) as u64,
+        packed,
+        unpacked,
+        slack: allocated - packed - unpacked,
+        format_bits: g.layout.format_bits(),
+    })
+}

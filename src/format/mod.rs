@@ -1,0 +1,17 @@
+//! The block format: how codes, parameters and unpacked tokens are laid out in `u32` words, and the
+//! quantizer that gives the same words on every backend.
+
+mod bits;
+mod bytes;
+mod entry;
+mod layout;
+mod quantizer;
+
+pub use bits::{Bits, CodePart};
+pub use bytes::{CacheBytes, cache_bytes};
+pub use entry::{Dtype, bf16_to_f32, enter, f16_to_f32, floor_to_f16, round_to, widen};
+pub use layout::BlockLayout;
+pub use quantizer::{Param, ZeroPoint, code, dequantize, order_key, param};
+
+/// Tokens per page: the unit of allocation, of sharing and of attention splits.
+pub const PAGE_TOKENS: u32 = 256;

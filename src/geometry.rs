@@ -1,0 +1,318 @@
+//! Every size that follows from a configuration, in one place.
+
+use crate::config::CacheConfig;
+use crate::error::Error;
+use crate::format::{BlockLayout, Dtype, PAGE_TOKENS, ZeroPoint};
+
+/// Largest length of a sequence: positions stay exact in a signed 32-bit integer.
+pub(crate) const MAX_TOKENS: u32 = 1 << 30;
+/// Queries of one sequence that decode attention serves in a step.
+pub const MAX_DECODE_QUERIES: u32 = 8;
+/// Rows (query, head) of one attention workgroup, at most.
+const MAX_ROW_TILE: u32 = 16;
+/// Elements of a row tile's queries, at most: 16 KiB of workgroup memory hold two such arrays.
+const MAX_TILE_ELEMENTS: u32 = 2048;
+/// Bytes of attention scratch that are enough to fill a large GPU; a step that needs more runs in rounds.
+const SCRATCH_BYTES: u64 = 16 << 20;
+
+/// Distance in bytes of two passes' parameters in a plan buffer: the largest uniform offset alignment that WebGPU allows a device.
+pub(crate) const PLAN_PARAMS_STRIDE: u32 = 256;
+
+/// The binding size that WebGPU guarantees.
+pub(crate) const DEFAULT_MAX_BINDING: u64 = 128 << 20;
+
+/// Every size derived from a configuration, in one place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Geometry {
+    /// Layers of the model.
+    pub layers: u32,
+    /// Query heads per layer.
+    pub query_heads: u32,
+    /// Query heads per KV head.
+    pub heads_per_group: u32,
+    /// The packed block.
+    pub layout: BlockLayout,
+    /// How minima are stored.
+    pub zero_point: ZeroPoint,
+    /// W.
+    pub window: u32,
+    /// S.
+    pub sinks: u32,
+    /// Element type of unpacked tokens.
+    pub window_format: Dtype,
+    /// Sequences at a time.
+    pub max_sequences: u32,
+    /// New tokens of one sequence in a step.
+    pub max_step: u32,
+    /// New tokens of all sequences in a step.
+    pub max_batch_tokens: u32,
+    /// Operations that can be discarded.
+    pub max_undo: u32,
+    /// Factor of the logits.
+    pub softmax_scale: f32,
+    /// Tokens of the ring of one sequence.
+    pub ring_tokens: u32,
+    /// Tokens of the staging buffer; 0 if every step fits the rings.
+    pub staging_tokens: u32,
+    /// Pages of the pool.
+    pub pages: u32,
+    /// Pages of one slab.
+    pub pages_per_slab: u32,
+    /// Rows of partial results that the attention scratch holds, per KV head.
+    pub scratch_rows: u32,
+}
+
+fn check(ok: bool, name: &'static str, got: u32, allowed: &'static str) -> Result<(), Error> {
+    if ok { Ok(()) } else { Err(Error::Unsupported { name, got: got.into(), allowed }) }
+}
+
+impl Geometry {
+    /// Validates `config` for a device whose storage bindings hold up to `max_binding` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], [`Error::HeadsDoNotDivide`], [`Error::SinksBeyondCapacity`], [`Error::SoftmaxScale`], [`Error::LimitTooLow`].
+    pub fn new(config: &CacheConfig, max_binding: u64) -> Result<Geometry, Error> {
+        let c = config;
+        let positive = "1 or more";
+        check((1..=65535).contains(&c.layers), "layers", c.layers, "1 to 65535")?;
+        check((1..=4096).contains(&c.kv_heads), "kv_heads", c.kv_heads, "1 to 4096")?;
+        check(c.query_heads > 0, "query_heads", c.query_heads, positive)?;
+        if !c.query_heads.is_multiple_of(c.kv_heads) {
+            return Err(Error::HeadsDoNotDivide { query_heads: c.query_heads, kv_heads: c.kv_heads });
+        }
+        let heads_per_group = c.query_heads / c.kv_heads;
+        check(heads_per_group <= 16, "query_heads / kv_heads", heads_per_group, "a ratio from 1 to 16")?;
+        check(
+            c.head_dim.is_multiple_of(8) && (8..=512).contains(&c.head_dim),
+            "head_dim",
+            c.head_dim,
+            "a multiple of 8 from 8 to 512",
+        )?;
+        let is_group = |g: u32| [16, 32, 64, 128].contains(&g);
+        check(is_group(c.group_size), "group_size", c.group_size, "16, 32, 64 or 128")?;
+        let value_group = c.value_group_size.unwrap_or(c.group_size);
+        check(
+            is_group(value_group) || value_group == c.head_dim,
+            "value_group_size",
+            value_group,
+            "16, 32, 64, 128 or head_dim",
+        )?;
+        check(c.residual_window <= 1 << 20, "residual_window", c.residual_window, "at most 1048576")?;
+        check((1..=MAX_TOKENS).contains(&c.capacity), "capacity", c.capacity, "1 to 2^30 tokens")?;
+        if c.sink_tokens > c.capacity {
+            return Err(Error::SinksBeyondCapacity { sink_tokens: c.sink_tokens, capacity: c.capacity });
+        }
+        check((1..=65535).contains(&c.max_sequences), "max_sequences", c.max_sequences, "1 to 65535")?;
+        check((1..=1 << 20).contains(&c.max_step), "max_step", c.max_step, "1 to 1048576")?;
+        let max_batch_tokens = c.max_batch_tokens.unwrap_or(c.max_step.max(c.max_sequences));
+        check(
+            (c.max_step..=1 << 20).contains(&max_batch_tokens),
+            "max_batch_tokens",
+            max_batch_tokens,
+            "max_step to 1048576",
+        )?;
+        let softmax_scale = c.softmax_scale.unwrap_or(1.0 / (c.head_dim as f32).sqrt());
+        if !(softmax_scale.is_finite() && softmax_scale > 0.0) {
+            return Err(Error::SoftmaxScale { got: softmax_scale });
+        }
+
+        let layout = BlockLayout {
+            head_dim: c.head_dim,
+            kv_heads: c.kv_heads,
+            group: c.group_size,
+            // A group wider than the row is the whole row: say so in one way only.
+            value_group: value_group.min(c.head_dim),
+            key_bits: c.key_bits,
+            value_bits: c.value_bits,
+        };
+        let held = c.residual_window + c.group_size - 1;
+        let ring_tokens = held + c.max_step.min(held);
+        let staging_tokens = if c.max_step > held { max_batch_tokens } else { 0 };
+
+        // A sequence with history has S + W tokens outside it, and at most one page that is not full.
+        let history = c.capacity.saturating_sub(c.sink_tokens + c.residual_window);
+        let pages = history.div_ceil(PAGE_TOKENS) + c.max_sequences - 1;
+        let slab_limit = max_binding.min(c.max_slab_bytes.unwrap_or(u64::MAX));
+        let page_bytes = layout.page_words() * 4;
+        if page_bytes > slab_limit {
+            return Err(Error::LimitTooLow {
+                limit: "max_storage_buffer_binding_size",
+                available: slab_limit,
+                needed: page_bytes,
+                what: "one page of 256 packed tokens, which a slab must hold",
+                instead: "raise max_slab_bytes, or use fewer bits",
+            });
+        }
+        let pages_per_slab = u32::try_from(slab_limit / page_bytes).unwrap_or(u32::MAX).min(pages.max(1));
+
+        let mut g = Geometry {
+            layers: c.layers,
+            query_heads: c.query_heads,
+            heads_per_group,
+            layout,
+            zero_point: c.zero_point,
+            window: c.residual_window,
+            sinks: c.sink_tokens,
+            window_format: c.window_format,
+            max_sequences: c.max_sequences,
+            max_step: c.max_step,
+            max_batch_tokens,
+            max_undo: c.max_undo,
+            softmax_scale,
+            ring_tokens,
+            staging_tokens,
+            pages,
+            pages_per_slab,
+            scratch_rows: 0,
+        };
+        for (what, bytes) in [
+            ("the sink slots and rings of one layer", g.unpacked_bytes()),
+            ("the staging buffer", g.staging_bytes()),
+        ] {
+            if bytes > max_binding {
+                return Err(Error::LimitTooLow {
+                    limit: "max_storage_buffer_binding_size",
+                    available: max_binding,
+                    needed: bytes,
+                    what,
+                    instead: "lower max_sequences, max_step, max_batch_tokens, sink_tokens or residual_window",
+                });
+            }
+        }
+        let least = g.tile_rows_at_most();
+        let wanted = (SCRATCH_BYTES / (g.partial_row_bytes() * u64::from(c.kv_heads))).max(least);
+        let needed = least * g.partial_row_bytes() * u64::from(c.kv_heads);
+        if needed > max_binding {
+            return Err(Error::LimitTooLow {
+                limit: "max_storage_buffer_binding_size",
+                available: max_binding,
+                needed,
+                what: "the partial results of attention over the longest sequence",
+                instead: "lower capacity",
+            });
+        }
+        let rows = (MAX_DECODE_QUERIES * heads_per_group).next_multiple_of(g.row_tile(MAX_DECODE_QUERIES));
+        let every = u64::from(rows) * u64::from(g.splits_at_most()) * u64::from(c.max_sequences);
+        g.scratch_rows = u32::try_from(wanted.min(every)).unwrap_or(u32::MAX);
+        Ok(g)
+    }
+
+    /// The most tokens that a window holds between steps, W + G − 1.
+    pub fn held_tokens(&self) -> u32 {
+        self.window + self.layout.group - 1
+    }
+
+    /// Unpacked slots of one sequence: its sinks, then its ring.
+    pub fn sequence_slots(&self) -> u32 {
+        self.sinks + self.ring_tokens
+    }
+
+    /// Unpacked slots of a layer.
+    pub fn unpacked_slots(&self) -> u32 {
+        self.max_sequences * self.sequence_slots()
+    }
+
+    /// Words of one unpacked token's keys (or values) of all heads.
+    pub fn token_words(&self) -> u32 {
+        self.window_format.words(self.layout.kv_heads * self.layout.head_dim)
+    }
+
+    /// Words of one head's row of an unpacked token.
+    pub fn row_words(&self) -> u32 {
+        self.window_format.words(self.layout.head_dim)
+    }
+
+    /// Bytes of a layer's sink slots and rings, keys and values.
+    pub fn unpacked_bytes(&self) -> u64 {
+        u64::from(self.max_sequences) * u64::from(self.sequence_slots()) * u64::from(self.token_words()) * 8
+    }
+
+    /// Bytes of the staging buffer.
+    pub fn staging_bytes(&self) -> u64 {
+        // A binding needs a buffer, even if no step is ever staged.
+        (u64::from(self.staging_tokens) * u64::from(self.token_words()) * 8).max(16)
+    }
+
+    /// Number of slabs of a layer.
+    pub fn slabs(&self) -> u32 {
+        self.pages.div_ceil(self.pages_per_slab)
+    }
+
+    /// Pages of slab `slab`; the last may hold fewer.
+    pub fn slab_pages(&self, slab: u32) -> u32 {
+        self.pages_per_slab.min(self.pages - slab * self.pages_per_slab)
+    }
+
+    /// Bytes of slab `slab`.
+    pub fn slab_bytes(&self, slab: u32) -> u64 {
+        u64::from(self.slab_pages(slab)) * self.layout.page_words() * 4
+    }
+
+    /// Rows (query, head) per attention workgroup for a sequence with `queries` queries in a step.
+    ///
+    /// It depends on nothing else, so that a row's sums run in the same order in every batch and on every adapter.
+    pub fn row_tile(&self, queries: u32) -> u32 {
+        let padded_dim = self.layout.head_dim.next_multiple_of(16);
+        let mut most = MAX_ROW_TILE;
+        while most * padded_dim > MAX_TILE_ELEMENTS {
+            most /= 2;
+        }
+        (queries * self.heads_per_group).next_power_of_two().min(most)
+    }
+
+    /// Row tiles that decode attention may use, smallest first.
+    pub fn row_tiles(&self) -> Vec<u32> {
+        let mut tiles: Vec<u32> = (1..=MAX_DECODE_QUERIES).map(|n| self.row_tile(n)).collect();
+        tiles.dedup();
+        tiles
+    }
+
+    /// Splits of the longest possible sequence: its pages, sinks, and the unpacked tokens of a step.
+    pub fn splits_at_most(&self) -> u32 {
+        let unpacked = self.held_tokens() + self.max_step;
+        self.pages + self.sinks.div_ceil(PAGE_TOKENS) + unpacked.div_ceil(PAGE_TOKENS)
+    }
+
+    /// Bytes of one row's partial result: maximum, sum, padding, and the output.
+    pub fn partial_row_bytes(&self) -> u64 {
+        16 + 4 * u64::from(self.layout.head_dim)
+    }
+
+    /// Partial rows of one tile over the longest possible sequence.
+    fn tile_rows_at_most(&self) -> u64 {
+        let tile = self.row_tile(MAX_DECODE_QUERIES);
+        u64::from(tile) * u64::from(self.splits_at_most())
+    }
+
+    /// Bytes of the attention scratch.
+    pub fn scratch_bytes(&self) -> u64 {
+        u64::from(self.scratch_rows) * u64::from(self.layout.kv_heads) * self.partial_row_bytes()
+    }
+
+    /// Bytes that the plan of any step of this geometry fits in.
+    pub fn plan_bytes(&self) -> u64 {
+        let g = self;
+        let sequences = u64::from(g.max_sequences);
+        let batch = u64::from(g.max_batch_tokens);
+        let group = u64::from(g.layout.group);
+        let slabs = u64::from(g.slabs());
+
+        let tiles_per_sequence = u64::from(
+            (1..=MAX_DECODE_QUERIES)
+                .map(|n| (n * g.heads_per_group).div_ceil(g.row_tile(n)))
+                .max()
+                .unwrap_or(1),
+        );
+        let tiles = sequences * tiles_per_sequence;
+        let unpacked = u64::from(g.held_tokens() + g.max_step).div_ceil(u64::from(PAGE_TOKENS));
+        let own_splits = unpacked + u64::from(g.sinks).div_ceil(u64::from(PAGE_TOKENS));
+        let items = tiles_per_sequence * (u64::from(g.pages) + sequences * own_splits);
+
+        // A step packs less than a group of what the window held besides new tokens.
+        let packed = batch + sequences * (group - 1);
+        let attended = batch + sequences * u64::from(g.sinks + g.held_tokens());
+        let words = (packed + attended) + 2 * batch + 2 * packed.div_ceil(group) + 6 * tiles + 5 * items;
+        let passes = 1 + tiles * (slabs + 2) + 2 * slabs;
+        u64::from(PLAN_PARAMS_STRIDE) * passes + 4 * words
+    }
+}

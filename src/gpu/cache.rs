@@ -1,0 +1,445 @@
+//! The cache, its buffers and its bind groups.
+
+use super::io::{LayerBinding, LayerIo};
+use super::memory::MemoryUsage;
+use super::pipelines::{HostLayouts, Pipelines, now_or_never};
+use super::shaders::{MAX_GROUPS, Pass, workgroup_bytes};
+use super::step::Step;
+use super::work::Work;
+use crate::config::CacheConfig;
+use crate::error::Error;
+use crate::geometry::Geometry;
+use crate::plan::{Operation, Planner, SequenceId, SequenceStep};
+use std::sync::Arc;
+
+/// Buffers of one layer, and the bind groups of group 0 that read and write them.
+#[derive(Debug)]
+pub(super) struct LayerBuffers {
+    pub(super) ring: wgpu::Buffer,
+    pub(super) slabs: Vec<wgpu::Buffer>,
+    pub(super) append: wgpu::BindGroup,
+    pub(super) window: wgpu::BindGroup,
+    /// By slab.
+    pub(super) history: Vec<wgpu::BindGroup>,
+    /// By slab.
+    pub(super) pack: Vec<wgpu::BindGroup>,
+}
+
+/// Choices that concern the device and not the content of the cache.
+#[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
+pub struct KvCacheOptions<'a> {
+    /// The host's cache of compiled pipelines.
+    pub pipeline_cache: Option<&'a wgpu::PipelineCache>,
+    /// Builds every pipeline at construction instead of at the first step that needs it.
+    pub warm_up: bool,
+}
+
+impl<'a> KvCacheOptions<'a> {
+    /// Compiles pipelines through the host's `cache`.
+    #[must_use]
+    pub fn with_pipeline_cache(mut self, cache: &'a wgpu::PipelineCache) -> Self {
+        self.pipeline_cache = Some(cache);
+        self
+    }
+
+    /// Builds every pipeline at construction.
+    #[must_use]
+    pub fn with_warm_up(mut self) -> Self {
+        self.warm_up = true;
+        self
+    }
+}
+
+/// A quantized key/value cache on a host's wgpu device. See the [crate docs](crate) for an example.
+///
+/// It never submits and never blocks, except where a name says so. It installs no callback on the device.
+#[derive(Debug)]
+pub struct KvCache {
+    pub(super) device: wgpu::Device,
+    pub(super) queue: wgpu::Queue,
+    pub(super) planner: Planner,
+    pub(super) pipelines: Pipelines,
+    pipeline_cache: Option<wgpu::PipelineCache>,
+    pub(super) layers: Vec<LayerBuffers>,
+    pub(super) merge: wgpu::BindGroup,
+    pub(super) plan: wgpu::Buffer,
+    staging: wgpu::Buffer,
+    scratch: wgpu::Buffer,
+    belt: wgpu::util::StagingBelt,
+    identity: Arc<()>,
+}
+
+impl KvCache {
+    /// An empty cache on the host's device.
+    ///
+    /// Allocates everything that the configuration can need. The kernels' arithmetic is checked by packing a few adversarial groups, for which one
+    /// small command buffer is submitted to `queue`.
+    ///
+    /// # Errors
+    /// An invalid configuration, a device limit that is too low, [`Error::OutOfMemory`], [`Error::Arithmetic`].
+    pub async fn new(
+        device: &wgpu::Device,
+        queue: &wgpu::Queue,
+        config: &CacheConfig,
+    ) -> Result<KvCache, Error> {
+        Self::with_options(device, queue, config, &KvCacheOptions::default()).await
+    }
+
+    /// As [`Self::new`], with options.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub async fn with_options(
+        device: &wgpu::Device,
+        queue: &wgpu::Queue,
+        config: &CacheConfig,
+        options: &KvCacheOptions<'_>,
+    ) -> Result<KvCache, Error> {
+        let mut cache = Self::allocate(device, queue, config, options).await?;
+        super::self_test::run(&mut cache).await?;
+        Ok(cache)
+    }
+
+    /// As [`Self::new`]; blocks until the self-test has run.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn new_blocking(
+        device: &wgpu::Device,
+        queue: &wgpu::Queue,
+        config: &CacheConfig,
+    ) -> Result<KvCache, Error> {
+        pollster::block_on(Self::new(device, queue, config))
+    }
+
+    /// As [`Self::with_options`]; blocks until the self-test has run.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn with_options_blocking(
+        device: &wgpu::Device,
+        queue: &wgpu::Queue,
+        config: &CacheConfig,
+        options: &KvCacheOptions<'_>,
+    ) -> Result<KvCache, Error> {
+        pollster::block_on(Self::with_options(device, queue, config, options))
+    }
+
+    /// The least limits with which a device can hold this cache: WebGPU's defaults, raised where the configuration needs it.
+    ///
+    /// # Errors
+    /// An invalid configuration.
+    pub fn required_limits(config: &CacheConfig) -> Result<wgpu::Limits, Error> {
+        let mut limits = wgpu::Limits::default();
+        loop {
+            match Geometry::new(config, limits.max_storage_buffer_binding_size) {
+                Err(Error::LimitTooLow { needed, available, .. })
+                    if needed > available && available == limits.max_storage_buffer_binding_size =>
+                {
+                    limits.max_storage_buffer_binding_size = needed;
+                    limits.max_buffer_size = limits.max_buffer_size.max(needed);
+                }
+                Err(error) => return Err(error),
+                Ok(g) => {
+                    limits.max_buffer_size = limits.max_buffer_size.max(g.plan_bytes());
+                    return Ok(limits);
+                }
+            }
+        }
+    }
+
+    /// Features that the library uses if the device has them. None so far: every kernel runs on a device without optional features.
+    pub fn optional_features() -> wgpu::Features {
+        wgpu::Features::empty()
+    }
+
+    async fn allocate(
+        device: &wgpu::Device,
+        queue: &wgpu::Queue,
+        config: &CacheConfig,
+        options: &KvCacheOptions<'_>,
+    ) -> Result<KvCache, Error> {
+        let limits = device.limits();
+        let max_binding = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
+        let g = Geometry::new(config, max_binding)?;
+        check_limits(&g, &limits)?;
+
+        use wgpu::BufferUsages as Usage;
+        let storage = Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST;
+        let plan = buffer(device, "kivi plan", g.plan_bytes(), storage | Usage::UNIFORM).await?;
+        let staging = buffer(device, "kivi staging", g.staging_bytes(), storage).await?;
+        let scratch = buffer(device, "kivi scratch", g.scratch_bytes(), storage).await?;
+        let mut pipelines = Pipelines::new(device);
+        let mut layers = Vec::with_capacity(g.layers as usize);
+        for _ in 0..g.layers {
+            let ring = buffer(device, "kivi window", g.unpacked_bytes(), storage).await?;
+            let mut slabs = Vec::with_capacity(g.slabs() as usize);
+            for slab in 0..g.slabs() {
+                slabs.push(buffer(device, "kivi slab", g.slab_bytes(slab), storage).await?);
+            }
+            let bind = |layout, buffers: &[&wgpu::Buffer]| bind_group(device, layout, &plan, buffers);
+            let layouts = &pipelines.cache;
+            layers.push(LayerBuffers {
+                append: bind(&layouts.append, &[&ring, &staging]),
+                window: bind(&layouts.attend, &[&ring, &staging, &scratch]),
+                history: slabs.iter().map(|s| bind(&layouts.attend, &[s, s, &scratch])).collect(),
+                pack: slabs.iter().map(|s| bind(&layouts.pack, &[&ring, &staging, s])).collect(),
+                ring,
+                slabs,
+            });
+        }
+        let merge = bind_group(device, &pipelines.cache.merge, &plan, &[&scratch]);
+        if options.warm_up {
+            for pass in Pass::all(&g) {
+                pipelines.ensure(device, &g, pass, options.pipeline_cache)?;
+            }
+        }
+        log::info!(
+            "KV cache of {} layers on {}: {:.2} bits per packed element, {} pages of 256 tokens in {} slabs per layer, {} bytes",
+            g.layers,
+            device.adapter_info().name,
+            g.layout.format_bits(),
+            g.pages,
+            g.slabs(),
+            MemoryUsage::of(&g).total(),
+        );
+        let chunk = g.plan_bytes().min(1 << 18);
+        Ok(KvCache {
+            belt: wgpu::util::StagingBelt::new(device.clone(), chunk),
+            device: device.clone(),
+            queue: queue.clone(),
+            planner: Planner::new(g),
+            pipelines,
+            pipeline_cache: options.pipeline_cache.cloned(),
+            layers,
+            merge,
+            plan,
+            staging,
+            scratch,
+            identity: Arc::new(()),
+        })
+    }
+
+    /// The derived sizes.
+    pub fn geometry(&self) -> &Geometry {
+        self.planner.geometry()
+    }
+
+    /// The device that the cache lives on.
+    pub fn device(&self) -> &wgpu::Device {
+        &self.device
+    }
+
+    /// Bytes of all GPU buffers of the cache.
+    pub fn memory(&self) -> MemoryUsage {
+        MemoryUsage::of(self.geometry())
+    }
+
+    /// Adds an empty sequence.
+    ///
+    /// # Errors
+    /// [`Error::TooManySequences`].
+    pub fn create_sequence(&mut self) -> Result<SequenceId, Error> {
+        self.planner.create_sequence()
+    }
+
+    /// Removes a sequence; what it held is free from the next operation on.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn remove_sequence(&mut self, sequence: SequenceId) -> Result<Operation, Error> {
+        self.planner.remove_sequence(sequence)
+    }
+
+    /// Tokens of a sequence.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn tokens(&self, sequence: SequenceId) -> Result<u32, Error> {
+        self.planner.tokens(sequence)
+    }
+
+    /// The sequences of the cache.
+    pub fn sequences(&self) -> impl Iterator<Item = SequenceId> {
+        self.planner.sequences()
+    }
+
+    /// Checks and binds a layer's tensors. Do this once per set of buffers, not per step.
+    ///
+    /// # Errors
+    /// What is wrong with a buffer: [`Error::BufferUsage`], [`Error::BufferTooSmall`], [`Error::Stride`], [`Error::Overlap`], [`Error::BindingIncomplete`].
+    pub fn bind(&self, io: &LayerIo<'_>) -> Result<LayerBinding, Error> {
+        LayerBinding::new(self, io)
+    }
+
+    /// Starts a step: validates it and records the upload of its plan into `encoder`. Record the layers with [`Step::layer`], then call
+    /// [`Step::finish`]; a step that is dropped instead changes nothing. Encoders must be submitted in the order recorded.
+    ///
+    /// # Errors
+    /// What is wrong with the request, see [`Planner::plan_step`].
+    pub fn begin_step<'a>(
+        &'a mut self,
+        encoder: &mut wgpu::CommandEncoder,
+        steps: &[SequenceStep],
+    ) -> Result<Step<'a>, Error> {
+        let planned = self.planner.plan_step(steps)?;
+        let work = Work::new(self.planner.geometry(), &planned.plan);
+        for pass in work.passes() {
+            self.ensure(pass)?;
+        }
+        self.upload(encoder, &work.words)?;
+        Ok(Step::new(self, planned, work))
+    }
+
+    /// Undoes the latest operation, of which no command buffer may be submitted any more; up to `max_undo` of them, newest first.
+    ///
+    /// To discard an operation whose encoder was submitted is the caller's error: tokens of the window may have been overwritten.
+    ///
+    /// # Errors
+    /// [`Error::NotLatest`], [`Error::TooOld`].
+    pub fn discard(&mut self, operation: Operation) -> Result<(), Error> {
+        self.planner.discard(operation)
+    }
+
+    pub(super) fn ensure(&mut self, pass: Pass) -> Result<(), Error> {
+        let g = self.planner.geometry();
+        self.pipelines.ensure(&self.device, g, pass, self.pipeline_cache.as_ref())
+    }
+
+    /// Records the upload of a plan's words.
+    pub(super) fn upload(&mut self, encoder: &mut wgpu::CommandEncoder, words: &[u32]) -> Result<(), Error> {
+        let bytes: &[u8] = bytemuck::cast_slice(words);
+        let Some(size) = wgpu::BufferSize::new(bytes.len() as u64) else { return Ok(()) };
+        debug_assert!(size.get() <= self.plan.size(), "{size} bytes of plan, {} allocated", self.plan.size());
+        let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        self.belt.write_buffer(encoder, &self.plan, 0, size).copy_from_slice(bytes);
+        self.belt.finish_and_recall_on_submit(encoder);
+        match now_or_never(scope.pop()) {
+            Some(Some(_)) => {
+                Err(Error::OutOfMemory { what: "the upload of a step's plan", bytes: size.get() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn identity(&self) -> Arc<()> {
+        self.identity.clone()
+    }
+
+    pub(super) fn host_layouts(&self) -> &HostLayouts {
+        &self.pipelines.host
+    }
+
+    /// A uniform buffer with fixed contents.
+    pub(super) fn small_uniform(&self, label: &str, contents: &[u8]) -> Result<wgpu::Buffer, Error> {
+        use wgpu::util::DeviceExt;
+        let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let buffer = self.device.create_buffer_init(&wgpu::util::BufferInitDescriptor {
+            label: Some(label),
+            contents,
+            usage: wgpu::BufferUsages::UNIFORM,
+        });
+        match now_or_never(scope.pop()) {
+            Some(Some(_)) => Err(Error::OutOfMemory { what: "a binding", bytes: contents.len() as u64 }),
+            _ => Ok(buffer),
+        }
+    }
+
+    /// Every buffer of the cache, for tests that fill them with garbage and count them.
+    #[doc(hidden)]
+    pub fn buffers(&self) -> Vec<&wgpu::Buffer> {
+        let layers = self.layers.iter().flat_map(|l| l.slabs.iter().chain([&l.ring]));
+        layers.chain([&self.plan, &self.staging, &self.scratch]).collect()
+    }
+}
+
+fn check_limits(g: &Geometry, limits: &wgpu::Limits) -> Result<(), Error> {
+    let need = |limit, available: u64, needed: u64, what, instead| {
+        if available >= needed {
+            Ok(())
+        } else {
+            Err(Error::LimitTooLow { limit, available, needed, what, instead })
+        }
+    };
+    let other = "use another device";
+    let what = "the attention kernels";
+    let buffers = u64::from(limits.max_storage_buffers_per_shader_stage);
+    need("max_storage_buffers_per_shader_stage", buffers, 5, what, other)?;
+    let memory = u64::from(limits.max_compute_workgroup_storage_size);
+    let least = u64::from(workgroup_bytes(g));
+    need(
+        "max_compute_workgroup_storage_size",
+        memory,
+        least,
+        what,
+        "use a smaller head_dim or larger groups",
+    )?;
+    let invocations = u64::from(limits.max_compute_invocations_per_workgroup);
+    need("max_compute_invocations_per_workgroup", invocations, 256, what, other)?;
+    let width = u64::from(limits.max_compute_workgroup_size_x);
+    need("max_compute_workgroup_size_x", width, 256, what, other)?;
+    let groups = u64::from(limits.max_compute_workgroups_per_dimension);
+    need("max_compute_workgroups_per_dimension", groups, MAX_GROUPS.into(), "long work lists", other)?;
+    let most = g.plan_bytes();
+    let instead = "lower max_sequences, max_batch_tokens or capacity";
+    need(
+        "max_storage_buffer_binding_size",
+        limits.max_storage_buffer_binding_size,
+        most,
+        "a step's plan",
+        instead,
+    )
+}
+
+/// A buffer, or the typed error.
+async fn buffer(
+    device: &wgpu::Device,
+    what: &'static str,
+    size: u64,
+    usage: wgpu::BufferUsages,
+) -> Result<wgpu::Buffer, Error> {
+    let (buffer, memory, validation) = {
+        let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let buffer = device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some(what),
+            size,
+            usage,
+            mapped_at_creation: false,
+        });
+        let validation = validation.pop();
+        (buffer, memory.pop(), validation)
+    };
+    if let Some(error) = validation.await {
+        return Err(Error::Device(error.to_string()));
+    }
+    match memory.await {
+        Some(_) => Err(Error::OutOfMemory { what, bytes: size }),
+        None => Ok(buffer),
+    }
+}
+
+/// Group 0 of a pass: parameters at a dynamic offset, the plan, then `buffers`.
+fn bind_group(
+    device: &wgpu::Device,
+    layout: &wgpu::BindGroupLayout,
+    plan: &wgpu::Buffer,
+    buffers: &[&wgpu::Buffer],
+) -> wgpu::BindGroup {
+    let params = wgpu::BufferBinding { buffer: plan, offset: 0, size: wgpu::BufferSize::new(16) };
+    let mut entries = vec![
+        wgpu::BindGroupEntry { binding: 0, resource: wgpu::BindingResource::Buffer(params) },
+        wgpu::BindGroupEntry { binding: 1, resource: plan.as_entire_binding() },
+    ];
+    for (buffer, binding) in buffers.iter().zip(2..) {
+        entries.push(wgpu::BindGroupEntry { binding, resource: buffer.as_entire_binding() });
+    }
+    device.create_bind_group(&wgpu::BindGroupDescriptor {
+        label: Some("kivi cache"),
+        layout,
+        entries: &entries,
+    })
+}

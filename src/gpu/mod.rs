@@ -1,0 +1,18 @@
+//! The cache on a GPU: carries out step plans with wgpu.
+
+mod cache;
+mod io;
+mod memory;
+mod pipelines;
+mod read;
+mod self_test;
+mod shaders;
+mod step;
+mod work;
+
+pub use cache::{KvCache, KvCacheOptions};
+pub use io::{IoParams, LayerBinding, LayerIo, TensorView, ViewParams};
+pub use memory::MemoryUsage;
+pub use shaders::{Pass, ShaderSource};
+pub use step::{Step, Target};
+pub use work::PassParams;

@@ -1,0 +1,157 @@
+//! Bind group layouts and compute pipelines.
+
+use super::shaders::Pass;
+use crate::error::Error;
+use crate::geometry::Geometry;
+use std::collections::HashMap;
+
+/// The kinds of bindings, in order of their numbers.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// The pass's parameters, at a dynamic offset of the plan.
+    Params,
+    Uniform,
+    Read,
+    Write,
+}
+
+/// Layouts of group 0, which holds the cache's buffers.
+#[derive(Debug)]
+pub(super) struct CacheLayouts {
+    pub(super) append: wgpu::BindGroupLayout,
+    pub(super) pack: wgpu::BindGroupLayout,
+    pub(super) attend: wgpu::BindGroupLayout,
+    pub(super) merge: wgpu::BindGroupLayout,
+}
+
+/// Layouts of group 1, which holds the host's buffers.
+#[derive(Debug)]
+pub(super) struct HostLayouts {
+    pub(super) append: wgpu::BindGroupLayout,
+    pub(super) queries: wgpu::BindGroupLayout,
+    pub(super) output: wgpu::BindGroupLayout,
+}
+
+#[derive(Debug)]
+pub(super) struct Pipelines {
+    pub(super) cache: CacheLayouts,
+    pub(super) host: HostLayouts,
+    append: wgpu::PipelineLayout,
+    pack: wgpu::PipelineLayout,
+    attend: wgpu::PipelineLayout,
+    merge: wgpu::PipelineLayout,
+    built: HashMap<Pass, wgpu::ComputePipeline>,
+}
+
+impl Pipelines {
+    pub(super) fn new(device: &wgpu::Device) -> Pipelines {
+        use Kind::{Params, Read, Uniform, Write};
+        let cache = CacheLayouts {
+            append: layout(device, "kivi append", &[Params, Read, Write, Write]),
+            pack: layout(device, "kivi pack", &[Params, Read, Read, Read, Write]),
+            attend: layout(device, "kivi attend", &[Params, Read, Read, Read, Write]),
+            merge: layout(device, "kivi merge", &[Params, Read, Read]),
+        };
+        let host = HostLayouts {
+            append: layout(device, "kivi keys and values", &[Uniform, Read, Read]),
+            queries: layout(device, "kivi queries", &[Uniform, Read]),
+            output: layout(device, "kivi output", &[Uniform, Write]),
+        };
+        let pipeline_layout = |groups: &[&wgpu::BindGroupLayout]| {
+            let groups: Vec<_> = groups.iter().map(|g| Some(*g)).collect();
+            device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+                label: Some("kivi"),
+                bind_group_layouts: &groups,
+                immediate_size: 0,
+            })
+        };
+        Pipelines {
+            append: pipeline_layout(&[&cache.append, &host.append]),
+            pack: pipeline_layout(&[&cache.pack]),
+            attend: pipeline_layout(&[&cache.attend, &host.queries]),
+            merge: pipeline_layout(&[&cache.merge, &host.output]),
+            cache,
+            host,
+            built: HashMap::new(),
+        }
+    }
+
+    pub(super) fn get(&self, pass: Pass) -> Option<&wgpu::ComputePipeline> {
+        self.built.get(&pass)
+    }
+
+    /// Builds `pass` if that has not been done.
+    pub(super) fn ensure(
+        &mut self,
+        device: &wgpu::Device,
+        g: &Geometry,
+        pass: Pass,
+        pipeline_cache: Option<&wgpu::PipelineCache>,
+    ) -> Result<(), Error> {
+        if self.built.contains_key(&pass) {
+            return Ok(());
+        }
+        let layout = match pass {
+            Pass::Append => &self.append,
+            Pass::PackKeys | Pass::PackValues => &self.pack,
+            Pass::AttendHistory(_) | Pass::AttendWindow(_) => &self.attend,
+            Pass::Merge(_) => &self.merge,
+        };
+        let source = pass.source(g);
+        let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
+            label: Some(pass.entry_point()),
+            source: wgpu::ShaderSource::Wgsl(source.text().into()),
+        });
+        let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(pass.entry_point()),
+            layout: Some(layout),
+            module: &module,
+            entry_point: Some(pass.entry_point()),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                // Every word of workgroup memory is written before it is read; zeroing is a serial loop on Metal and DX12.
+                zero_initialize_workgroup_memory: false,
+                ..Default::default()
+            },
+            cache: pipeline_cache,
+        });
+        if let Some(Some(error)) = now_or_never(scope.pop()) {
+            return Err(Error::Device(format!("{}: {error}", pass.entry_point())));
+        }
+        log::debug!("built {pass:?}");
+        self.built.insert(pass, pipeline);
+        Ok(())
+    }
+}
+
+fn layout(device: &wgpu::Device, label: &str, kinds: &[Kind]) -> wgpu::BindGroupLayout {
+    let entries: Vec<_> = kinds
+        .iter()
+        .zip(0..)
+        .map(|(kind, binding)| {
+            let (ty, has_dynamic_offset) = match kind {
+                Kind::Params => (wgpu::BufferBindingType::Uniform, true),
+                Kind::Uniform => (wgpu::BufferBindingType::Uniform, false),
+                Kind::Read => (wgpu::BufferBindingType::Storage { read_only: true }, false),
+                Kind::Write => (wgpu::BufferBindingType::Storage { read_only: false }, false),
+            };
+            wgpu::BindGroupLayoutEntry {
+                binding,
+                visibility: wgpu::ShaderStages::COMPUTE,
+                ty: wgpu::BindingType::Buffer { ty, has_dynamic_offset, min_binding_size: None },
+                count: None,
+            }
+        })
+        .collect();
+    device
+        .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some(label), entries: &entries })
+}
+
+/// The result of a future that needs no waiting, as error scopes on native do. `None` in browsers, where the answer comes later.
+pub(super) fn now_or_never<T>(future: impl Future<Output = T>) -> Option<T> {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match std::pin::pin!(future).poll(&mut context) {
+        std::task::Poll::Ready(value) => Some(value),
+        std::task::Poll::Pending => None,
+    }
+}

@@ -1,0 +1,136 @@
+//! Reads the content of a sequence back to the host.
+
+use super::cache::KvCache;
+use crate::error::Error;
+use crate::plan::{SequenceId, Slot};
+use crate::state::{LayerState, UnpackedTokens};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+
+/// Byte ranges of cache buffers, gathered into one buffer that can be mapped.
+struct Gather<'a> {
+    copies: Vec<(&'a wgpu::Buffer, u64, u64)>,
+    bytes: u64,
+}
+
+impl<'a> Gather<'a> {
+    fn add(&mut self, buffer: &'a wgpu::Buffer, offset: u64, size: u64) {
+        self.bytes += size;
+        // Neighbouring ranges are one copy.
+        match self.copies.last_mut() {
+            Some((b, o, s)) if *b == buffer && *o + *s == offset => *s += size,
+            _ => self.copies.push((buffer, offset, size)),
+        }
+    }
+}
+
+impl KvCache {
+    /// What layer `layer` holds of a sequence. Submits a copy and waits for it; work submitted before is seen.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::LayerOutOfRange`], [`Error::Device`] if the device is lost.
+    pub async fn submit_and_read_state(&self, layer: u32, sequence: SequenceId) -> Result<LayerState, Error> {
+        let g = self.geometry();
+        let view = self.planner.view(sequence)?;
+        let buffers =
+            self.layers.get(layer as usize).ok_or(Error::LayerOutOfRange { got: layer, layers: g.layers })?;
+        let token = u64::from(g.token_words()) * 4;
+        let block = u64::from(g.layout.block_words()) * 4;
+        let values = u64::from(g.unpacked_slots()) * token;
+        let mut gather = Gather { copies: Vec::new(), bytes: 0 };
+        for slots in [&view.sinks, &view.window] {
+            for tensor in [0, values] {
+                for slot in slots {
+                    gather.add(&buffers.ring, tensor + u64::from(Slot::index(*slot)) * token, token);
+                }
+            }
+        }
+        for &(slab, index) in &view.blocks {
+            gather.add(&buffers.slabs[slab as usize], u64::from(index) * block, block);
+        }
+        let words = self.submit_and_read(&gather).await?;
+        let mut rest = &words[..];
+        let mut take = |n: usize| {
+            let (head, tail) = rest.split_at(n);
+            rest = tail;
+            head.to_vec()
+        };
+        let sink_words = view.sinks.len() * g.token_words() as usize;
+        let window_words = view.window.len() * g.token_words() as usize;
+        let sinks = UnpackedTokens { keys: take(sink_words), values: take(sink_words) };
+        let window = UnpackedTokens { keys: take(window_words), values: take(window_words) };
+        Ok(LayerState { tokens: view.tokens, sinks, blocks: rest.to_vec(), window })
+    }
+
+    /// As [`Self::submit_and_read_state`], blocking.
+    ///
+    /// # Errors
+    /// As [`Self::submit_and_read_state`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn read_state_blocking(&self, layer: u32, sequence: SequenceId) -> Result<LayerState, Error> {
+        pollster::block_on(self.submit_and_read_state(layer, sequence))
+    }
+
+    /// The first words of a layer's first slab, for the self-test.
+    pub(super) async fn submit_and_read_slab(&self, layer: usize, words: u32) -> Result<Vec<u32>, Error> {
+        let mut gather = Gather { copies: Vec::new(), bytes: 0 };
+        gather.add(&self.layers[layer].slabs[0], 0, u64::from(words) * 4);
+        self.submit_and_read(&gather).await
+    }
+
+    async fn submit_and_read(&self, gather: &Gather<'_>) -> Result<Vec<u32>, Error> {
+        if gather.bytes == 0 {
+            return Ok(Vec::new());
+        }
+        let target = self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("kivi read back"),
+            size: gather.bytes,
+            usage: wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ,
+            mapped_at_creation: false,
+        });
+        let mut encoder = self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        let mut at = 0;
+        for &(buffer, offset, size) in &gather.copies {
+            encoder.copy_buffer_to_buffer(buffer, offset, &target, at, size);
+            at += size;
+        }
+        self.queue.submit([encoder.finish()]);
+        mapped(&self.device, &target).await?;
+        let bytes = target.slice(..).get_mapped_range().map_err(|e| Error::Device(e.to_string()))?;
+        Ok(bytemuck::pod_collect_to_vec(&bytes))
+    }
+}
+
+/// Waits until `buffer` is mapped for reading. On native it polls the device; in browsers the callback wakes it.
+async fn mapped(device: &wgpu::Device, buffer: &wgpu::Buffer) -> Result<(), Error> {
+    type Shared = (Option<Result<(), wgpu::BufferAsyncError>>, Option<std::task::Waker>);
+    let shared: Arc<Mutex<Shared>> = Arc::default();
+    let from_callback = shared.clone();
+    buffer.slice(..).map_async(wgpu::MapMode::Read, move |result| {
+        if let Ok(mut state) = from_callback.lock() {
+            state.0 = Some(result);
+            if let Some(waker) = state.1.take() {
+                waker.wake();
+            }
+        }
+    });
+    std::future::poll_fn(|context| {
+        let polled = device.poll(wgpu::PollType::Poll);
+        let Ok(mut state) = shared.lock() else {
+            return Poll::Ready(Err(Error::Device("a map callback panicked".into())));
+        };
+        match (state.0.take(), polled) {
+            (Some(result), _) => Poll::Ready(result.map_err(|e| Error::Device(e.to_string()))),
+            (None, Err(error)) => Poll::Ready(Err(Error::Device(error.to_string()))),
+            (None, Ok(_)) => {
+                state.1 = Some(context.waker().clone());
+                if cfg!(not(target_arch = "wasm32")) {
+                    std::thread::yield_now();
+                    context.waker().wake_by_ref();
+                }
+                Poll::Pending
+            }
+        }
+    })
+    .await
+}

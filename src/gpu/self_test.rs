@@ -1,0 +1,104 @@
+//! A check at construction that the adapter's arithmetic gives the words that the format prescribes.
+//!
+//! It runs the cache's own append and pack pipelines on one block of adversarial values, and compares with the oracle.
+
+use super::cache::KvCache;
+use super::io::{LayerIo, TensorView};
+use super::shaders::Pass;
+use super::work::Work;
+use crate::error::Error;
+use crate::format::Dtype;
+use crate::geometry::Geometry;
+use crate::oracle::block_of;
+use crate::plan::{PackBlock, SlabRange, Slot, StepPlan, TokenWrite};
+use wgpu::util::DeviceExt;
+
+pub(super) async fn run(cache: &mut KvCache) -> Result<(), Error> {
+    let g = cache.geometry().clone();
+    if g.slabs() == 0 {
+        return Ok(());
+    }
+    let group = g.layout.group;
+    let mut plan = StepPlan {
+        tokens: group,
+        slots: (0..group).map(Slot::ring).collect(),
+        writes: (0..group).map(|row| TokenWrite { row, slot: Slot::ring(row) }).collect(),
+        packs: vec![PackBlock { first_slot: 0, block: 0 }],
+        ..StepPlan::default()
+    };
+    plan.pack_slabs.push(SlabRange { slab: 0, items: 0..1 });
+    let (keys, values) = (adversarial(&g, 1), adversarial(&g, 2));
+
+    let upload = |contents: &[f32]| {
+        cache.device.create_buffer_init(&wgpu::util::BufferInitDescriptor {
+            label: Some("kivi self-test"),
+            contents: bytemuck::cast_slice(contents),
+            usage: wgpu::BufferUsages::STORAGE,
+        })
+    };
+    let (k, v) = (upload(&keys), upload(&values));
+    let io = LayerIo::append(TensorView::new(&k, Dtype::F32), TensorView::new(&v, Dtype::F32));
+    let binding = cache.bind(&io)?;
+    for pass in [Pass::Append, Pass::PackKeys, Pass::PackValues] {
+        cache.ensure(pass)?;
+    }
+    let work = Work::new(&g, &plan);
+    let mut encoder = cache.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    cache.upload(&mut encoder, &work.words)?;
+    {
+        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+        cache.dispatch_layer(&mut pass, &work, 0, &binding, true);
+    }
+    cache.queue.submit([encoder.finish()]);
+    let got = cache.submit_and_read_slab(0, g.layout.block_words()).await?;
+    let expected = block_of(&g, &keys, &values);
+    match got.iter().zip(&expected).position(|(a, b)| a != b) {
+        None => Ok(()),
+        Some(at) => {
+            let info = cache.device.adapter_info();
+            Err(Error::Arithmetic {
+                adapter: format!("{} ({} {})", info.name, info.driver, info.driver_info),
+                detail: format!(
+                    "word {at} of the test block is {:#010x}, not {:#010x}",
+                    got[at], expected[at]
+                ),
+            })
+        }
+    }
+}
+
+/// Keys or values of one block, `[token][kv head][head_dim]`: per channel another difficulty, with noise that puts values near thresholds.
+fn adversarial(g: &Geometry, seed: u32) -> Vec<f32> {
+    let mut state = seed;
+    let mut random = move || {
+        // Numerical Recipes' linear congruential generator: enough for noise.
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / 16_777_216.0 - 0.5
+    };
+    let (heads, head_dim) = (g.layout.kv_heads, g.layout.head_dim);
+    let mut out = Vec::with_capacity((g.layout.group * heads * head_dim) as usize);
+    for token in 0..g.layout.group {
+        for head in 0..heads {
+            for channel in 0..head_dim {
+                let noise = random();
+                out.push(match (channel + head) % 12 {
+                    // Multiples of half a level: ties between codes.
+                    0 => (token % 7) as f32 * 0.5 - 1.0,
+                    1 => noise,
+                    2 => 1000.0 + 0.02 * noise,
+                    3 => 131_008.0 * noise,
+                    4 => -37.25,
+                    5 => 1e-4 * noise,
+                    6 => 1e-30 * noise,
+                    7 => 1e20 * noise,
+                    8 if token % 5 == 0 => f32::NAN,
+                    8 => f32::from_bits(token + 1),
+                    9 => -60_000.0 + 100.0 * noise,
+                    10 => noise * noise * noise * 8.0,
+                    _ => (noise * 64.0).round() / 64.0 + 3.0,
+                });
+            }
+        }
+    }
+    out
+}

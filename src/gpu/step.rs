@@ -1,0 +1,181 @@
+//! A step being recorded.
+
+use super::cache::KvCache;
+use super::io::LayerBinding;
+use super::shaders::Pass;
+use super::work::{Dispatch, Work};
+use crate::error::Error;
+use crate::plan::{Operation, PlannedStep};
+use std::sync::Arc;
+
+/// Where work is recorded: an encoder, or a compute pass that the host has begun on the encoder which holds the step's upload.
+#[derive(Debug)]
+pub enum Target<'t, 'p> {
+    /// Each call records a compute pass of its own.
+    Encoder(&'t mut wgpu::CommandEncoder),
+    /// Dispatches go into the host's pass; pipeline and bind groups 0 and 1 change.
+    Pass(&'t mut wgpu::ComputePass<'p>),
+}
+
+impl<'t> From<&'t mut wgpu::CommandEncoder> for Target<'t, 'static> {
+    fn from(encoder: &'t mut wgpu::CommandEncoder) -> Self {
+        Target::Encoder(encoder)
+    }
+}
+
+impl<'t, 'p> From<&'t mut wgpu::ComputePass<'p>> for Target<'t, 'p> {
+    fn from(pass: &'t mut wgpu::ComputePass<'p>) -> Self {
+        Target::Pass(pass)
+    }
+}
+
+/// One step through all layers: a transaction that [`Step::finish`] commits and dropping abandons.
+#[derive(Debug)]
+#[must_use = "a step that is not finished changes nothing"]
+pub struct Step<'a> {
+    cache: &'a mut KvCache,
+    planned: PlannedStep,
+    work: Work,
+    recorded: Vec<bool>,
+    /// The layer whose new tokens are in the staging buffer.
+    staged: Option<u32>,
+}
+
+impl<'a> Step<'a> {
+    pub(super) fn new(cache: &'a mut KvCache, planned: PlannedStep, work: Work) -> Step<'a> {
+        let recorded = vec![false; cache.layers.len()];
+        Step { cache, planned, work, recorded, staged: None }
+    }
+
+    /// New tokens over all sequences of the step: rows of keys and values.
+    pub fn tokens(&self) -> u32 {
+        self.planned.plan.tokens
+    }
+
+    /// Queries over all sequences of the step: rows of queries and outputs.
+    pub fn queries(&self) -> u32 {
+        self.planned.plan.queries
+    }
+
+    /// Records one layer: its new tokens enter, the queries attend, and what has become too old for the window is packed.
+    ///
+    /// Sequences lie one after the other in the order given to `begin_step`. Layers may come in any order, each once.
+    ///
+    /// # Errors
+    /// What is wrong with the layer or the binding. The step can go on or be dropped.
+    pub fn layer<'t, 'p>(
+        &mut self,
+        target: impl Into<Target<'t, 'p>>,
+        layer: u32,
+        binding: &LayerBinding,
+    ) -> Result<(), Error>
+    where
+        'p: 't,
+    {
+        let index = self.check(layer, binding)?;
+        if self.recorded[index] {
+            return Err(Error::LayerRepeated(layer));
+        }
+        self.record(target.into(), index, binding, true);
+        self.recorded[index] = true;
+        if self.planned.plan.uses_staging {
+            self.staged = Some(layer);
+        }
+        Ok(())
+    }
+
+    /// Records attention to a layer that this step has already recorded, for layers that share its keys and values. The binding's keys and
+    /// values are not used.
+    ///
+    /// # Errors
+    /// [`Error::LayerMissing`] if the layer has not been recorded; [`Error::StagingOverwritten`] if another layer was recorded since and the step is longer than the ring.
+    pub fn attend<'t, 'p>(
+        &mut self,
+        target: impl Into<Target<'t, 'p>>,
+        layer: u32,
+        binding: &LayerBinding,
+    ) -> Result<(), Error>
+    where
+        'p: 't,
+    {
+        let index = self.check(layer, binding)?;
+        if self.planned.plan.tokens > 0 && !self.recorded[index] {
+            return Err(Error::LayerMissing(layer));
+        }
+        match self.staged {
+            Some(by) if by != layer => return Err(Error::StagingOverwritten { layer, by }),
+            _ => {}
+        }
+        self.record(target.into(), index, binding, false);
+        Ok(())
+    }
+
+    /// Makes the step the state of the cache. Submit the encoder afterwards, or [`KvCache::discard`] the operation.
+    ///
+    /// # Errors
+    /// [`Error::LayerMissing`]: tokens were appended and a layer was not recorded. The cache is as before the step.
+    pub fn finish(self) -> Result<Operation, Error> {
+        if self.planned.plan.tokens > 0
+            && let Some(missing) = self.recorded.iter().position(|r| !r)
+        {
+            return Err(Error::LayerMissing(missing as u32));
+        }
+        Ok(self.cache.planner.commit(self.planned))
+    }
+
+    fn check(&self, layer: u32, binding: &LayerBinding) -> Result<usize, Error> {
+        if layer as usize >= self.cache.layers.len() {
+            return Err(Error::LayerOutOfRange { got: layer, layers: self.cache.layers.len() as u32 });
+        }
+        if !Arc::ptr_eq(&binding.cache, &self.cache.identity()) {
+            return Err(Error::ForeignBinding);
+        }
+        binding.check_step(&self.planned.plan)?;
+        Ok(layer as usize)
+    }
+
+    fn record(&self, target: Target<'_, '_>, layer: usize, binding: &LayerBinding, whole: bool) {
+        match target {
+            Target::Pass(pass) => self.cache.dispatch_layer(pass, &self.work, layer, binding, whole),
+            Target::Encoder(encoder) => {
+                let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
+                    label: Some("kivi layer"),
+                    timestamp_writes: None,
+                });
+                self.cache.dispatch_layer(&mut pass, &self.work, layer, binding, whole);
+            }
+        }
+    }
+}
+
+impl KvCache {
+    /// Dispatches the work of one layer; without `whole`, only its attention.
+    pub(super) fn dispatch_layer(
+        &self,
+        pass: &mut wgpu::ComputePass<'_>,
+        work: &Work,
+        layer: usize,
+        binding: &LayerBinding,
+        whole: bool,
+    ) {
+        let (append, pack): (_, &[Dispatch]) = if whole { (&work.append, &work.pack) } else { (&None, &[]) };
+        for dispatch in append.iter().chain(&work.attend).chain(pack) {
+            let Some(pipeline) = self.pipelines.get(dispatch.pass) else { continue };
+            let buffers = &self.layers[layer];
+            let (group, host) = match dispatch.pass {
+                Pass::Append => (&buffers.append, &binding.append),
+                Pass::PackKeys | Pass::PackValues => (&buffers.pack[dispatch.slab], &None),
+                Pass::AttendHistory(_) => (&buffers.history[dispatch.slab], &binding.queries),
+                Pass::AttendWindow(_) => (&buffers.window, &binding.queries),
+                Pass::Merge(_) => (&self.merge, &binding.output),
+            };
+            pass.set_pipeline(pipeline);
+            pass.set_bind_group(0, group, &[dispatch.params]);
+            if let Some(host) = host {
+                pass.set_bind_group(1, host, &[]);
+            }
+            let [x, y, z] = dispatch.groups;
+            pass.dispatch_workgroups(x, y, z);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! A step's plan in the words that shaders read, and the dispatches that read them.
+
+use super::shaders::{MAX_GROUPS, Pass};
+use crate::geometry::{Geometry, PLAN_PARAMS_STRIDE};
+use crate::plan::{SlabRange, StepPlan};
+
+/// Parameters of one pass. Twin: `PassParams` in shaders/lib/step.wgsl.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct PassParams {
+    /// Word of the plan where the pass's first work item lies.
+    pub first: u32,
+    /// Number of work items.
+    pub count: u32,
+    /// Word where the tiles begin.
+    pub tiles: u32,
+    /// Word where the slot lists begin.
+    pub slots: u32,
+}
+
+/// One dispatch of a layer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Dispatch {
+    pub(super) pass: Pass,
+    /// The slab that it reads or writes.
+    pub(super) slab: usize,
+    /// Byte offset of its parameters in the plan buffer.
+    pub(super) params: u32,
+    pub(super) groups: [u32; 3],
+}
+
+/// The work of one step, the same for every layer.
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    /// Contents of the plan buffer.
+    pub(super) words: Vec<u32>,
+    pub(super) append: Option<Dispatch>,
+    pub(super) attend: Vec<Dispatch>,
+    pub(super) pack: Vec<Dispatch>,
+}
+
+impl Work {
+    pub(super) fn new(g: &Geometry, plan: &StepPlan) -> Work {
+        let passes = passes_of(plan);
+        let stride = PLAN_PARAMS_STRIDE / 4;
+        let mut words = vec![0; passes.len() * stride as usize];
+        let here = |words: &Vec<u32>| words.len() as u32;
+
+        let slots = here(&words);
+        words.extend(plan.slots.iter().map(|s| s.word()));
+        let writes = here(&words);
+        words.extend(plan.writes.iter().flat_map(|w| [w.row, w.slot.word()]));
+        let packs = here(&words);
+        words.extend(plan.packs.iter().flat_map(|p| [p.first_slot, p.block]));
+        let tiles = here(&words);
+        words.extend(
+            plan.tiles
+                .iter()
+                .flat_map(|t| [t.first_query, t.first_row, t.rows, t.position, t.first_partial, t.splits]),
+        );
+        let items = here(&words);
+        words.extend(
+            plan.items.iter().flat_map(|i| [i.tile, i.partial, i.source, i.tokens, i.first_position]),
+        );
+
+        let mut work = Work::default();
+        for (i, (pass, slab, range)) in passes.into_iter().enumerate() {
+            let (start, count) = (range.start, range.end - range.start);
+            let (first, count) = match pass {
+                Pass::Append => (writes + 2 * start, count),
+                Pass::PackKeys | Pass::PackValues => (packs + 2 * start, count),
+                Pass::AttendHistory(_) | Pass::AttendWindow(_) => (items + 5 * start, count),
+                Pass::Merge(rows) => (tiles + 6 * start, count * rows),
+            };
+            let params = PassParams { first, count, tiles, slots };
+            let at = i * stride as usize;
+            words[at..at + 4].copy_from_slice(bytemuck::cast_slice(&[params]));
+            let y = match pass {
+                Pass::Append => (2 * g.token_words()).div_ceil(64),
+                _ => g.layout.kv_heads,
+            };
+            let dispatch = Dispatch {
+                pass,
+                slab: slab as usize,
+                params: i as u32 * PLAN_PARAMS_STRIDE,
+                groups: [count.min(MAX_GROUPS), y, count.div_ceil(MAX_GROUPS)],
+            };
+            match pass {
+                Pass::Append => work.append = Some(dispatch),
+                Pass::PackKeys | Pass::PackValues => work.pack.push(dispatch),
+                _ => work.attend.push(dispatch),
+            }
+        }
+        work.words = words;
+        work
+    }
+
+    /// Pipelines that the step needs.
+    pub(super) fn passes(&self) -> impl Iterator<Item = Pass> {
+        self.append.iter().chain(&self.attend).chain(&self.pack).map(|d| d.pass)
+    }
+}
+
+/// The passes of a step in order, each with its slab and its range of work.
+fn passes_of(plan: &StepPlan) -> Vec<(Pass, u32, std::ops::Range<u32>)> {
+    let mut passes = Vec::new();
+    if !plan.writes.is_empty() {
+        passes.push((Pass::Append, 0, 0..plan.writes.len() as u32));
+    }
+    for round in &plan.rounds {
+        let rows = round.row_tile;
+        for SlabRange { slab, items } in &round.history {
+            passes.push((Pass::AttendHistory(rows), *slab, items.clone()));
+        }
+        if !round.window.is_empty() {
+            passes.push((Pass::AttendWindow(rows), 0, round.window.clone()));
+        }
+        passes.push((Pass::Merge(rows), 0, round.tiles.clone()));
+    }
+    for SlabRange { slab, items } in &plan.pack_slabs {
+        passes.push((Pass::PackKeys, *slab, items.clone()));
+        passes.push((Pass::PackValues, *slab, items.clone()));
+    }
+    passes
+}

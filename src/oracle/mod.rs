@@ -1,0 +1,99 @@
+//! The cache on the CPU: one plain function per shader, in f32 where words are made and in f64 where attention is computed.
+//!
+//! It carries out the same [`StepPlan`] as the GPU and is what the GPU is tested against. It favours being read
+//! over being fast.
+
+pub mod append;
+pub mod attend_history;
+pub mod attend_window;
+pub mod merge;
+pub mod pack_keys;
+pub mod pack_values;
+
+mod cache;
+mod partial;
+
+pub use cache::{AttentionOutput, CpuCache, LayerInput};
+pub use partial::{Partial, Row};
+
+use crate::format::{Dtype, widen};
+use crate::geometry::Geometry;
+use crate::plan::{Slot, StepPlan, TokenWrite};
+
+/// Rows of unpacked tokens: sink slots and rings, or staging. Words: keys `[slot][kv head][row word]`, then values likewise.
+#[derive(Debug, Clone)]
+pub struct Unpacked {
+    pub(crate) words: Vec<u32>,
+    slots: u32,
+}
+
+impl Unpacked {
+    fn new(g: &Geometry, slots: u32) -> Unpacked {
+        Unpacked { words: vec![0; (2 * slots * g.token_words()) as usize], slots }
+    }
+
+    /// First word of a token's row.
+    fn row(&self, g: &Geometry, tensor: Tensor, slot: u32, head: u32) -> usize {
+        let token = slot + if tensor == Tensor::Values { self.slots } else { 0 };
+        (token * g.token_words() + head * g.row_words()) as usize
+    }
+}
+
+/// Keys or values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tensor {
+    /// Keys.
+    Keys,
+    /// Values.
+    Values,
+}
+
+/// The buffers of one layer that hold unpacked tokens.
+#[derive(Debug, Clone, Copy)]
+pub struct Tokens<'a> {
+    /// Sink slots and rings.
+    pub ring: &'a Unpacked,
+    /// The staging buffer.
+    pub staging: &'a Unpacked,
+}
+
+impl Tokens<'_> {
+    /// The value of one element of an unpacked token.
+    pub fn get(&self, g: &Geometry, tensor: Tensor, slot: Slot, head: u32, channel: u32) -> f32 {
+        let buffer = if slot.is_staging() { self.staging } else { self.ring };
+        let row = buffer.row(g, tensor, slot.index(), head);
+        match g.window_format {
+            Dtype::F32 => f32::from_bits(buffer.words[row + channel as usize]),
+            format => {
+                let word = buffer.words[row + channel as usize / 2];
+                widen((word >> (16 * (channel % 2))) & 0xffff, format)
+            }
+        }
+    }
+}
+
+/// The block that `group` tokens make, given as `[token][kv head][head_dim]`.
+pub fn block_of(g: &Geometry, keys: &[f32], values: &[f32]) -> Vec<u32> {
+    let group = g.layout.group;
+    let slots: Vec<Slot> = (0..group).map(Slot::ring).collect();
+    let plan = StepPlan {
+        tokens: group,
+        writes: slots.iter().zip(0..).map(|(&slot, row)| TokenWrite { row, slot }).collect(),
+        ..StepPlan::default()
+    };
+    let mut ring = Unpacked::new(g, group);
+    let mut staging = Unpacked::new(g, 0);
+    append::append(g, &plan, Tensor::Keys, keys, &mut ring, &mut staging);
+    append::append(g, &plan, Tensor::Values, values, &mut ring, &mut staging);
+    let mut block = vec![0; g.layout.block_words() as usize];
+    pack_block(g, Tokens { ring: &ring, staging: &staging }, &slots, &mut block);
+    block
+}
+
+/// Packs the tokens in `slots` into `block`.
+fn pack_block(g: &Geometry, tokens: Tokens<'_>, slots: &[Slot], block: &mut [u32]) {
+    for (words, head) in block.chunks_mut(g.layout.head_words() as usize).zip(0..) {
+        pack_keys::pack_keys(g, tokens, slots, head, words);
+        pack_values::pack_values(g, tokens, slots, head, words);
+    }
+}

@@ -1,0 +1,34 @@
+//! Values of a block: quantized per token, over groups of channels.
+
+use super::{Tensor, Tokens};
+use crate::format::{code, param};
+use crate::geometry::Geometry;
+use crate::plan::Slot;
+
+/// Packs the values of one head: `slots` are the block's tokens, `block` the words of the head in the block.
+pub fn pack_values(g: &Geometry, tokens: Tokens<'_>, slots: &[Slot], head: u32, block: &mut [u32]) {
+    let layout = &g.layout;
+    for (token, &slot) in slots.iter().enumerate() {
+        let token = token as u32;
+        for word in 0..layout.value_row_words() {
+            block[layout.value_code(token, word) as usize] = 0;
+        }
+        for group in 0..layout.value_groups() {
+            let first = group * layout.value_group;
+            let channels = first..layout.head_dim.min(first + layout.value_group);
+            let values: Vec<f32> =
+                channels.clone().map(|c| tokens.get(g, Tensor::Values, slot, head, c)).collect();
+            let min = values.iter().copied().fold(f32::INFINITY, f32::min);
+            let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let param = param(layout.value_bits, g.zero_point, min, max);
+            block[layout.value_param(token, group) as usize] = param.to_word();
+            for (channel, &x) in channels.zip(&values) {
+                let code = code(layout.value_bits, param, x);
+                for part in layout.value_bits.parts(layout.head_dim, channel) {
+                    let bits = (code >> part.code_shift) & ((1 << part.width) - 1);
+                    block[layout.value_code(token, part.word) as usize] |= bits << part.shift;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Tiles, splits and rounds: how the attention of a step is cut into workgroups.
+//!
+//! Every cut depends only on the sequence's own length and on its own number of queries: a split is a page of history, or up to 256 consecutive
+//! sinks, or up to 256 consecutive tokens of the window. So a row's result never depends on its batch, on the scratch, or on where a page lies.
+
+use super::pool::Pool;
+use super::{AttendItem, Round, RowTile, SlabRange, StepPlan};
+use crate::format::PAGE_TOKENS;
+use crate::geometry::Geometry;
+
+/// What one sequence attends to.
+pub(super) struct Attention<'a> {
+    /// Row of the sequence's first query among the step's.
+    pub(super) first_query: u32,
+    pub(super) queries: u32,
+    /// Position of the first query.
+    pub(super) position: u32,
+    /// Sinks in the cache, new ones included.
+    pub(super) sinks: u32,
+    /// Index in `StepPlan::slots` of the first sink.
+    pub(super) sink_slots: u32,
+    /// Pages of the history.
+    pub(super) pages: &'a [u32],
+    pub(super) blocks: u32,
+    /// Unpacked tokens after the history, new ones included.
+    pub(super) window: u32,
+    /// Index in `StepPlan::slots` of the first.
+    pub(super) window_slots: u32,
+}
+
+/// A stretch of consecutive positions that one workgroup reads.
+enum Split {
+    Page { slab: u32, source: u32, tokens: u32, first_position: u32 },
+    Unpacked { source: u32, tokens: u32, first_position: u32 },
+}
+
+impl Attention<'_> {
+    /// The splits, in order of position.
+    fn splits(&self, g: &Geometry, pool: &Pool) -> Vec<Split> {
+        let unpacked = |first_slot: u32, tokens: u32, position: u32| {
+            (0..tokens).step_by(PAGE_TOKENS as usize).map(move |i| Split::Unpacked {
+                source: first_slot + i,
+                tokens: PAGE_TOKENS.min(tokens - i),
+                first_position: position + i,
+            })
+        };
+        let packed_tokens = self.blocks * g.layout.group;
+        let pages = self.pages.iter().zip(0..).map(|(&page, i)| Split::Page {
+            slab: pool.slab(page),
+            source: pool.page_in_slab(page),
+            tokens: PAGE_TOKENS.min(packed_tokens - i * PAGE_TOKENS),
+            first_position: g.sinks + i * PAGE_TOKENS,
+        });
+        unpacked(self.sink_slots, self.sinks, 0)
+            .chain(pages)
+            .chain(unpacked(self.window_slots, self.window, g.sinks + packed_tokens))
+            .collect()
+    }
+}
+
+/// Adds the attention of all sequences to `plan`.
+pub(super) fn plan_attention(g: &Geometry, pool: &Pool, sequences: &[Attention<'_>], plan: &mut StepPlan) {
+    for row_tile in g.row_tiles() {
+        let mut round = RoundBuilder::new(row_tile, plan);
+        for sequence in sequences.iter().filter(|s| s.queries > 0 && g.row_tile(s.queries) == row_tile) {
+            let splits = sequence.splits(g, pool);
+            let rows = sequence.queries * g.heads_per_group;
+            for first_row in (0..rows).step_by(row_tile as usize) {
+                let partial_rows = splits.len() as u32 * row_tile;
+                if round.partial_rows + partial_rows > g.scratch_rows {
+                    round.finish(plan);
+                    round = RoundBuilder::new(row_tile, plan);
+                }
+                plan.tiles.push(RowTile {
+                    first_query: sequence.first_query,
+                    first_row,
+                    rows: row_tile.min(rows - first_row),
+                    position: sequence.position,
+                    first_partial: round.partial_rows,
+                    splits: splits.len() as u32,
+                });
+                round.add(plan.tiles.len() as u32 - 1, &splits);
+            }
+        }
+        round.finish(plan);
+    }
+}
+
+struct RoundBuilder {
+    row_tile: u32,
+    first_tile: u32,
+    partial_rows: u32,
+    history: Vec<(u32, AttendItem)>,
+    window: Vec<AttendItem>,
+}
+
+impl RoundBuilder {
+    fn new(row_tile: u32, plan: &StepPlan) -> RoundBuilder {
+        RoundBuilder {
+            row_tile,
+            first_tile: plan.tiles.len() as u32,
+            partial_rows: 0,
+            history: Vec::new(),
+            window: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, tile: u32, splits: &[Split]) {
+        for split in splits {
+            let partial = self.partial_rows;
+            self.partial_rows += self.row_tile;
+            match *split {
+                Split::Page { slab, source, tokens, first_position } => {
+                    self.history.push((slab, AttendItem { tile, partial, source, tokens, first_position }));
+                }
+                Split::Unpacked { source, tokens, first_position } => {
+                    self.window.push(AttendItem { tile, partial, source, tokens, first_position });
+                }
+            }
+        }
+    }
+
+    fn finish(self, plan: &mut StepPlan) {
+        let tiles = self.first_tile..plan.tiles.len() as u32;
+        if tiles.is_empty() {
+            return;
+        }
+        let history = push_by_slab(&mut plan.items, self.history);
+        let first = plan.items.len() as u32;
+        plan.items.extend(self.window);
+        plan.rounds.push(Round {
+            row_tile: self.row_tile,
+            tiles,
+            history,
+            window: first..plan.items.len() as u32,
+        });
+    }
+}
+
+/// Appends `work` to `list` in order of slabs and returns the range of each slab in use.
+pub(super) fn push_by_slab<T>(list: &mut Vec<T>, mut work: Vec<(u32, T)>) -> Vec<SlabRange> {
+    work.sort_by_key(|(slab, _)| *slab);
+    let mut ranges: Vec<SlabRange> = Vec::new();
+    for (slab, item) in work {
+        let at = list.len() as u32;
+        list.push(item);
+        match ranges.last_mut() {
+            Some(last) if last.slab == slab => last.items.end = at + 1,
+            _ => ranges.push(SlabRange { slab, items: at..at + 1 }),
+        }
+    }
+    ranges
+}

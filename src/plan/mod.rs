@@ -1,0 +1,145 @@
+//! What a step does, as plain data.
+//!
+//! [`Planner`] is the one state machine of the cache: it knows the sequences, their windows and their pages, and turns a step into a
+//! [`StepPlan`] of final work lists. The executors (CPU oracle, wgpu) derive nothing from it; they only carry it out. No GPU type appears here.
+
+mod attention;
+mod planner;
+mod pool;
+mod sequence;
+
+pub use planner::{Operation, PlannedStep, Planner, SequenceStep};
+pub use sequence::{SequenceId, SequenceView};
+
+use std::ops::Range;
+
+/// Where an unpacked token lies: a row of the layer's sink slots and rings, or of the staging buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Slot(u32);
+
+impl Slot {
+    /// Set in the words of slots in the staging buffer.
+    pub const STAGING_BIT: u32 = 1 << 31;
+
+    /// Row `index` of the sink slots and rings.
+    pub fn ring(index: u32) -> Slot {
+        Slot(index)
+    }
+
+    /// Row `index` of the staging buffer.
+    pub fn staging(index: u32) -> Slot {
+        Slot(index | Slot::STAGING_BIT)
+    }
+
+    /// Whether the token is in the staging buffer.
+    pub fn is_staging(self) -> bool {
+        self.0 & Slot::STAGING_BIT != 0
+    }
+
+    /// Row within its buffer.
+    pub fn index(self) -> u32 {
+        self.0 & !Slot::STAGING_BIT
+    }
+
+    /// The word that shaders read.
+    pub fn word(self) -> u32 {
+        self.0
+    }
+}
+
+/// A new token enters the cache: input row `row` goes to `slot`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenWrite {
+    /// Row of the step's keys and values.
+    pub row: u32,
+    /// Where it is kept.
+    pub slot: Slot,
+}
+
+/// `group` unpacked tokens become one block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PackBlock {
+    /// Index in [`StepPlan::slots`] of the block's first token; the others follow.
+    pub first_slot: u32,
+    /// Index of the block within its slab.
+    pub block: u32,
+}
+
+/// Up to `row_tile` rows (query, head) of one sequence that attend together. Row `r` is query `r / heads_per_group`, head `r % heads_per_group` of each KV head's group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowTile {
+    /// Row of the step's queries that holds the sequence's first query.
+    pub first_query: u32,
+    /// First row of the tile.
+    pub first_row: u32,
+    /// Rows of the tile.
+    pub rows: u32,
+    /// Position of the sequence's first query.
+    pub position: u32,
+    /// First partial row of the tile; split `s`, row `r` is at `first_partial + s * row_tile + r`.
+    pub first_partial: u32,
+    /// Splits to merge, in order of position.
+    pub splits: u32,
+}
+
+/// One tile attends to one split.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttendItem {
+    /// Index in [`StepPlan::tiles`].
+    pub tile: u32,
+    /// First partial row that it writes.
+    pub partial: u32,
+    /// History: page within its slab. Unpacked tokens: index in [`StepPlan::slots`] of the first.
+    pub source: u32,
+    /// Tokens of the split, 1 to 256.
+    pub tokens: u32,
+    /// Position of the first; the others follow without gaps. A query sees positions up to its own.
+    pub first_position: u32,
+}
+
+/// Work of one pass in one slab.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlabRange {
+    /// Slab.
+    pub slab: u32,
+    /// Range of the work list.
+    pub items: Range<u32>,
+}
+
+/// Tiles whose partial results fit the scratch together. Rounds run one after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Round {
+    /// Rows per workgroup of these tiles.
+    pub row_tile: u32,
+    /// Range of [`StepPlan::tiles`].
+    pub tiles: Range<u32>,
+    /// Ranges of [`StepPlan::items`] that read packed pages.
+    pub history: Vec<SlabRange>,
+    /// Range of [`StepPlan::items`] that read unpacked tokens.
+    pub window: Range<u32>,
+}
+
+/// Everything that one step does in every layer, in this order: writes, rounds, packs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StepPlan {
+    /// New tokens over all sequences: rows of the step's keys and values.
+    pub tokens: u32,
+    /// Queries over all sequences: rows of the step's queries and outputs.
+    pub queries: u32,
+    /// Slots by list: blocks to pack and unpacked tokens to attend to.
+    pub slots: Vec<Slot>,
+    /// Tokens that enter.
+    pub writes: Vec<TokenWrite>,
+    /// Tiles to attend and merge.
+    pub tiles: Vec<RowTile>,
+    /// Work of the attention passes.
+    pub items: Vec<AttendItem>,
+    /// Attention, in rounds.
+    pub rounds: Vec<Round>,
+    /// Blocks to pack, by slab.
+    pub packs: Vec<PackBlock>,
+    /// Ranges of `packs`.
+    pub pack_slabs: Vec<SlabRange>,
+    /// Whether any slot is in the staging buffer, which all layers share.
+    pub uses_staging: bool,
+}

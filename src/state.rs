@@ -1,0 +1,23 @@
+//! The logical content of one layer of one sequence.
+
+/// Unpacked tokens in order of position, as words of the window format: `[token][kv head][row word]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UnpackedTokens {
+    /// Keys.
+    pub keys: Vec<u32>,
+    /// Values.
+    pub values: Vec<u32>,
+}
+
+/// What a layer holds of a sequence. Two caches with equal states continue equally, on any backend.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LayerState {
+    /// Tokens of the sequence.
+    pub tokens: u32,
+    /// The first positions, never packed.
+    pub sinks: UnpackedTokens,
+    /// Packed blocks, oldest first, one after the other.
+    pub blocks: Vec<u32>,
+    /// The residual window, oldest first.
+    pub window: UnpackedTokens,
+}

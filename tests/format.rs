@@ -1,0 +1,348 @@
+//! The block format and its quantizer: exact rules against independent arithmetic, and the stated error bounds.
+
+use half::{bf16, f16};
+use kivi_wgpu::format::{
+    BlockLayout, Param, bf16_to_f32, code, dequantize, enter, f16_to_f32, floor_to_f16, order_key, param,
+    round_to, widen,
+};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, Geometry, ZeroPoint};
+use proptest::prelude::*;
+
+/// Values of a group after they have entered a cache, and how the quantizer stores them.
+fn quantize(bits: Bits, rule: ZeroPoint, window: Dtype, group: &[f32]) -> (Vec<f32>, Param, Vec<u32>) {
+    let x: Vec<f32> = group.iter().map(|&x| widen(enter(x, window), window)).collect();
+    let min = x.iter().copied().fold(f32::INFINITY, f32::min);
+    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let p = param(bits, rule, min, max);
+    let codes = x.iter().map(|&x| code(bits, p, x)).collect();
+    (x, p, codes)
+}
+
+fn ulp32(x: f32) -> f64 {
+    let x = x.abs().max(f32::MIN_POSITIVE);
+    f64::from(f32::from_bits(x.to_bits() + 1)) - f64::from(x)
+}
+
+fn ulp16(x: f32) -> f64 {
+    2f64.powi((f64::from(x.abs()).max(2f64.powi(-14))).log2().floor() as i32 - 10)
+}
+
+/// Checks every promise about a group.
+fn check_group(bits: Bits, rule: ZeroPoint, window: Dtype, group: &[f32]) {
+    let (x, p, codes) = quantize(bits, rule, window, group);
+    let (scale, min) = (f16_to_f32(p.scale), f16_to_f32(p.min));
+    for h in [p.scale, p.min] {
+        assert!(f16::from_bits(h).is_normal() || h == 0, "stored {h:#x} is not storable");
+    }
+    let smallest = x.iter().copied().fold(f32::INFINITY, f32::min);
+    let largest = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let min16 = f16_to_f32(floor_to_f16(smallest));
+    // Codes only grow with the value.
+    for (a, ca) in x.iter().zip(&codes) {
+        assert!(*ca <= bits.max_code());
+        for (b, cb) in x.iter().zip(&codes) {
+            assert!(a > b || ca <= cb);
+        }
+    }
+    // The scale is the smallest storable one that covers the range.
+    let range = largest - min16;
+    let levels = f64::from(bits.max_code());
+    if range == 0.0 {
+        assert_eq!((p.scale, min), (0, min16));
+    } else {
+        assert!(levels * f64::from(scale) >= f64::from(range));
+        if p.scale > 0x0400 {
+            assert!(levels * f64::from(f16_to_f32(p.scale - 1)) < f64::from(range));
+        }
+    }
+    for (&x, &c) in x.iter().zip(&codes) {
+        let y = dequantize(p, c);
+        assert!(y.is_finite());
+        // The definition: thresholds strictly below x.
+        let below = (1..=bits.max_code()).filter(|&i| min + (i as f32 - 0.5) * scale < x).count();
+        assert_eq!(below as u32, c);
+        let error = (f64::from(x) - f64::from(y)).abs();
+        let bound = match rule {
+            ZeroPoint::Min => f64::from(scale) / 2.0 + ulp32(x.abs().max(y.abs())),
+            ZeroPoint::Rounded => f64::from(scale) / 2.0 + ulp16(min) + ulp32(x.abs().max(y.abs())),
+        };
+        assert!(error <= bound, "{x} became {y} (scale {scale}, min {min}): error {error}, bound {bound}");
+    }
+    if rule == ZeroPoint::Rounded && scale > 0.0 {
+        assert_eq!(p.min, textbook_min(min16, scale).unwrap_or(floor_to_f16(smallest)));
+    }
+}
+
+/// The rounded zero point in integers: f16 values are whole numbers of 2⁻²⁴.
+fn textbook_min(min16: f32, scale: f32) -> Option<u16> {
+    let whole = |x: f32| (f64::from(x) * 2f64.powi(24)) as i64;
+    let (m, s) = (-whole(min16), whole(scale));
+    let z = (2 * m + s).div_euclid(2 * s);
+    let stored = -(z as f64) * f64::from(scale);
+    if z.abs() > 4095 || stored < -65504.0 {
+        return None;
+    }
+    Some(if z == 0 { 0 } else { floor_to_f16(stored as f32) })
+}
+
+fn every_rule(mut check: impl FnMut(Bits, ZeroPoint, Dtype)) {
+    for bits in Bits::ALL {
+        for rule in [ZeroPoint::Min, ZeroPoint::Rounded] {
+            for window in Dtype::ALL {
+                check(bits, rule, window);
+            }
+        }
+    }
+}
+
+fn group_strategy() -> impl Strategy<Value = Vec<f32>> {
+    let noise = || prop::collection::vec(-1.0f32..1.0, 1..129);
+    prop_oneof![
+        prop::collection::vec(any::<f32>(), 1..129),
+        (noise(), -1e5f32..1e5, -14i32..18)
+            .prop_map(|(x, offset, e)| { x.into_iter().map(|x| offset + x * 2f32.powi(e)).collect() }),
+        (noise(), -100i32..17).prop_map(|(x, e)| x.into_iter().map(|x| x * 2f32.powi(e)).collect()),
+        prop::collection::vec((-64i32..64).prop_map(|i| i as f32 / 8.0), 1..129),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn groups_keep_every_promise(group in group_strategy(), bits in 0usize..3, rounded: bool, window in 0usize..3) {
+        let rule = if rounded { ZeroPoint::Rounded } else { ZeroPoint::Min };
+        check_group(Bits::ALL[bits], rule, Dtype::ALL[window], &group);
+    }
+
+    #[test]
+    fn order_keys_order(a: f32, b: f32) {
+        prop_assume!(!a.is_nan() && !b.is_nan() && a.to_bits() != 0x8000_0000 && b.to_bits() != 0x8000_0000);
+        prop_assert_eq!(a < b, order_key(a) < order_key(b));
+    }
+
+    #[test]
+    fn entry_matches_its_definition(bits: u32) {
+        check_entry(f32::from_bits(bits));
+    }
+
+    #[test]
+    fn outputs_round_as_ieee(bits: u32) {
+        let x = f32::from_bits(bits);
+        prop_assume!(!x.is_nan());
+        prop_assert_eq!(round_to(x, Dtype::F16), u32::from(f16::from_f32(x).to_bits()));
+        prop_assert_eq!(round_to(x, Dtype::Bf16), u32::from(bf16::from_f32(x).to_bits()));
+    }
+
+    #[test]
+    fn rows_round_trip(codes in prop::collection::vec(0u32..256, 1..513), bits in 0usize..3) {
+        let bits = Bits::ALL[bits];
+        let dim = codes.len() as u32;
+        let mut row = vec![0u32; bits.row_words(dim) as usize];
+        let codes: Vec<u32> = codes.into_iter().map(|c| c & bits.max_code()).collect();
+        for (j, code) in codes.iter().enumerate() {
+            for part in bits.parts(dim, j as u32) {
+                row[part.word as usize] |= ((code >> part.code_shift) & ((1 << part.width) - 1)) << part.shift;
+            }
+        }
+        for (j, code) in codes.iter().enumerate() {
+            let read: u32 = bits.parts(dim, j as u32).map(|part| {
+                ((row[part.word as usize] >> part.shift) & ((1 << part.width) - 1)) << part.code_shift
+            }).sum();
+            prop_assert_eq!(read, *code);
+            // Code j is bits [b·j mod 32, +b) of word b·j / 32.
+            let bit = bits.get() * j as u32;
+            prop_assert_eq!((row[(bit / 32) as usize] >> (bit % 32)) & bits.max_code(), *code);
+        }
+        let used = (dim * bits.get()) % 32;
+        if used > 0 {
+            prop_assert_eq!(row[row.len() - 1] >> used, 0, "unused bits are zero");
+        }
+    }
+}
+
+fn check_entry(x: f32) {
+    for window in Dtype::ALL {
+        let (largest, smallest) = match window {
+            Dtype::F32 => (65504.0, f32::MIN_POSITIVE),
+            Dtype::F16 => (65504.0, 2f32.powi(-14)),
+            Dtype::Bf16 => (65280.0, f32::MIN_POSITIVE),
+        };
+        let expected = if x.is_nan() || x.abs() < smallest {
+            0.0
+        } else {
+            let x = x.clamp(-largest, largest);
+            match window {
+                Dtype::F32 => x,
+                Dtype::F16 => f16::from_f32(x).to_f32(),
+                Dtype::Bf16 => bf16::from_f32(x).to_f32(),
+            }
+        };
+        assert_eq!(widen(enter(x, window), window).to_bits(), expected.to_bits(), "{x:e} as {window:?}");
+    }
+}
+
+#[test]
+fn entry_of_special_values() {
+    for x in
+        [0.0, -0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 65504.0, 65519.9, 65520.0, 65280.0, 65281.0]
+    {
+        check_entry(x);
+        check_entry(-x);
+    }
+    for bits in [
+        1,
+        0x007f_ffff,
+        0x0080_0000,
+        0x387f_ffff,
+        0x3880_0000,
+        0x3880_1000,
+        0x3880_3000,
+        0x477f_e000,
+        0x477f_f000,
+    ] {
+        check_entry(f32::from_bits(bits));
+        check_entry(f32::from_bits(bits | 0x8000_0000));
+    }
+}
+
+#[test]
+fn sixteen_bit_floats_widen_exactly() {
+    for h in 0..=u16::MAX {
+        let (ours, theirs) = (f16_to_f32(h), f16::from_bits(h).to_f32());
+        assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "{h:#x}");
+        assert_eq!(bf16_to_f32(h).to_bits(), u32::from(h) << 16);
+    }
+}
+
+#[test]
+fn the_stored_minimum_is_the_largest_storable_below() {
+    let storable = |h: u16| h == 0 || f16::from_bits(h).is_normal();
+    let mut all: Vec<f32> = (0..=u16::MAX).filter(|&h| storable(h)).map(f16_to_f32).collect();
+    all.sort_by(f32::total_cmp);
+    let mut state = 1u32;
+    for _ in 0..200_000 {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let x = widen(enter(f32::from_bits(state), Dtype::F32), Dtype::F32);
+        let below = all.partition_point(|&y| y <= x);
+        let expected = all[below - 1];
+        assert_eq!(f16_to_f32(floor_to_f16(x)).to_bits(), expected.to_bits(), "{x:e}");
+    }
+}
+
+#[test]
+fn constant_groups_are_exact_up_to_f16() {
+    every_rule(|bits, rule, window| {
+        for c in [9.0, -9.0, 0.0, -0.0, 0.01, 100.0, -65504.0, 65504.0, 1e-30, -1e-30] {
+            for n in [1, 32] {
+                let group = vec![c; n];
+                check_group(bits, rule, window, &group);
+                let (x, p, codes) = quantize(bits, rule, window, &group);
+                let y = dequantize(p, codes[0]);
+                // Rounding the zero point moves a constant that is no f16 to the nearest of its levels.
+                let zero =
+                    if rule == ZeroPoint::Rounded { f64::from(f16_to_f32(p.scale)) / 2.0 } else { 0.0 };
+                let error = (f64::from(x[0]) - f64::from(y)).abs();
+                assert!(error <= ulp16(x[0]) + zero, "{} became {y}", x[0]);
+            }
+        }
+    });
+}
+
+#[test]
+fn difficult_groups() {
+    let mut normal = normals(3);
+    every_rule(|bits, rule, window| {
+        let offset: Vec<f32> = (0..32).map(|_| 1000.0 + 0.01 * normal()).collect();
+        check_group(bits, rule, window, &offset);
+        let full: Vec<f32> = (0..32).map(|i| -65504.0 + 131_008.0 * i as f32 / 31.0).collect();
+        check_group(bits, rule, window, &full);
+        let wide: Vec<f32> = (0..32).map(|i| -60_000.0 + 120_000.0 * i as f32 / 31.0).collect();
+        check_group(bits, rule, window, &wide);
+        for exponent in -30..=5 {
+            let range = 10f32.powi(exponent);
+            for shift in [-1.0, -0.5, 0.0] {
+                let group: Vec<f32> = (0..32).map(|i| range * (shift + i as f32 / 31.0)).collect();
+                check_group(bits, rule, window, &group);
+            }
+        }
+        let strange =
+            [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0, -0.0, f32::from_bits(1), -f32::from_bits(7)];
+        check_group(bits, rule, window, &strange);
+        check_group(bits, rule, window, &[f32::NAN; 32]);
+    });
+}
+
+/// Standard normal numbers (SplitMix64, Box–Muller).
+fn normals(mut seed: u64) -> impl FnMut() -> f32 {
+    let mut unit = move || {
+        seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = seed;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (((z ^ (z >> 31)) >> 11) + 1) as f64 / (1u64 << 53) as f64
+    };
+    move || ((-2.0 * unit().ln()).sqrt() * (std::f64::consts::TAU * unit()).cos()) as f32
+}
+
+#[test]
+fn error_on_gaussian_groups() {
+    let mut normal = normals(11);
+    for (bits, expected, tolerance) in [(Bits::Two, 0.154, 0.002), (Bits::Four, 0.0061, 0.0002)] {
+        let (mut error, mut energy) = (0.0, 0.0);
+        for _ in 0..20_000 {
+            let group: Vec<f32> = (0..32).map(|_| normal()).collect();
+            let (x, p, codes) = quantize(bits, ZeroPoint::Min, Dtype::F16, &group);
+            for (&x, &c) in x.iter().zip(&codes) {
+                error += (f64::from(x) - f64::from(dequantize(p, c))).powi(2);
+                energy += f64::from(x).powi(2);
+            }
+        }
+        let relative = error / energy;
+        assert!((relative - expected).abs() <= tolerance, "{bits:?}: relative MSE {relative}");
+    }
+}
+
+#[test]
+fn format_bits_of_common_choices() {
+    let bits = |key: Bits, value: Bits, group: u32, head_dim: u32| {
+        let config = CacheConfig::new(1, 8, 8, head_dim).with_bits(key, value).with_group_size(group);
+        Geometry::new(&config, 128 << 20).unwrap().layout.format_bits()
+    };
+    assert_eq!(bits(Bits::Two, Bits::Two, 32, 128), 3.0);
+    assert_eq!(bits(Bits::Two, Bits::Two, 64, 128), 2.5);
+    assert_eq!(bits(Bits::Two, Bits::Two, 128, 128), 2.25);
+    assert_eq!(bits(Bits::Four, Bits::Four, 32, 128), 5.0);
+    assert_eq!(bits(Bits::Four, Bits::Two, 32, 128), 4.0);
+    // The last channel group of 80 is short: three parameters for 80 channels.
+    assert!((bits(Bits::Two, Bits::Two, 32, 80) - (2.0 + (1.0 + 3.0 * 32.0 / 80.0) / 2.0)).abs() < 1e-12);
+}
+
+#[test]
+fn block_regions_follow_each_other() {
+    for head_dim in (8..=512).step_by(8) {
+        for group in [16, 32, 64, 128] {
+            let layout = BlockLayout {
+                head_dim,
+                kv_heads: 3,
+                group,
+                value_group: group.min(head_dim),
+                key_bits: Bits::Two,
+                value_bits: Bits::Four,
+            };
+            let key_words = (head_dim * 2).div_ceil(32) * group;
+            assert_eq!(layout.key_param(0), key_words);
+            assert_eq!(layout.value_code(0, 0), key_words + head_dim);
+            let value_words = (head_dim * 4).div_ceil(32) * group;
+            assert_eq!(layout.value_param(0, 0), key_words + head_dim + value_words);
+            let head = key_words + head_dim + value_words + group * head_dim.div_ceil(group.min(head_dim));
+            assert_eq!(layout.block_words(), 3 * head);
+            // Shaders read every region as vec4.
+            for at in
+                [layout.key_param(0), layout.value_code(0, 0), layout.value_param(0, 0), layout.head_words()]
+            {
+                assert_eq!(at % 4, 0, "head_dim {head_dim}, group {group}");
+            }
+        }
+    }
+}

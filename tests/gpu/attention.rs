@@ -1,0 +1,183 @@
+//! Attention against the f64 oracle.
+
+use crate::support::{Pair, full};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, SequenceStep};
+
+fn config(query_heads: u32, kv_heads: u32, head_dim: u32) -> CacheConfig {
+    CacheConfig::new(1, query_heads, kv_heads, head_dim)
+}
+
+#[test]
+fn every_critical_length() {
+    for length in [1, 31, 32, 33, 127, 128, 129, 130, 159, 160, 161, 1000, 8192] {
+        let mut pair = Pair::new(&config(4, 1, 64).with_capacity(8300));
+        let s = pair.create_sequence();
+        if length > 1 {
+            pair.fill(s, length - 1);
+        }
+        pair.step(&[SequenceStep::decode(s)]);
+        pair.check_state(s);
+    }
+}
+
+#[test]
+fn one_to_eight_new_tokens() {
+    let mut pair = Pair::new(&config(4, 2, 64).with_residual_window(64));
+    let s = pair.create_sequence();
+    pair.fill(s, 300);
+    for n in 1..=8 {
+        pair.step(&[SequenceStep::extend(s, n)]);
+    }
+    // Queries without new tokens, and more new tokens than queries.
+    pair.step(&[SequenceStep::attend(s, 3)]);
+    pair.step(&[SequenceStep { sequence: s, append: 5, attend: 2 }]);
+    pair.step(&[SequenceStep { sequence: s, append: 2, attend: 7 }]);
+    pair.check_state(s);
+}
+
+#[test]
+fn every_head_ratio() {
+    for ratio in 1..=16 {
+        let mut pair = Pair::new(&config(2 * ratio, 2, 64).with_residual_window(32));
+        let s = pair.create_sequence();
+        pair.fill(s, 400);
+        pair.step(&[SequenceStep::decode(s)]);
+        pair.step(&[SequenceStep::extend(s, 3)]);
+        pair.step(&[SequenceStep::extend(s, 8)]);
+    }
+}
+
+#[test]
+fn every_head_dim() {
+    for (i, head_dim) in [8, 16, 24, 64, 72, 80, 96, 112, 128, 136, 256, 264, 512].into_iter().enumerate() {
+        for (j, bits) in Bits::ALL.into_iter().enumerate() {
+            if !full() && i % Bits::ALL.len() != j {
+                continue;
+            }
+            let mut pair = Pair::new(&config(3, 1, head_dim).with_bits(bits, bits).with_residual_window(20));
+            let s = pair.create_sequence();
+            pair.fill(s, 350);
+            pair.step(&[SequenceStep::decode(s)]);
+            pair.step(&[SequenceStep::extend(s, 7)]);
+        }
+    }
+}
+
+/// All pairs of group and key width, group and value width, key and value width.
+#[test]
+fn every_group_and_pair_of_widths() {
+    for (i, group) in [16, 32, 64, 128].into_iter().enumerate() {
+        for (j, key_bits) in Bits::ALL.into_iter().enumerate() {
+            for (k, value_bits) in Bits::ALL.into_iter().enumerate() {
+                if !full() && (i + j) % Bits::ALL.len() != k {
+                    continue;
+                }
+                let config = config(4, 2, 80).with_group_size(group).with_bits(key_bits, value_bits);
+                let mut pair = Pair::new(&config.with_residual_window(32).with_sink_tokens(3));
+                let s = pair.create_sequence();
+                pair.fill(s, 600);
+                pair.step(&[SequenceStep::extend(s, 2)]);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_dtype() {
+    for window in Dtype::ALL {
+        for (i, input) in Dtype::ALL.into_iter().enumerate() {
+            for (o, output) in Dtype::ALL.into_iter().enumerate() {
+                if !full() && (i + window.index() as usize) % Dtype::ALL.len() != o {
+                    continue;
+                }
+                let mut pair = Pair::new(&config(4, 2, 72).with_window_format(window).with_sink_tokens(2));
+                (pair.input, pair.output) = (input, output);
+                let s = pair.create_sequence();
+                pair.fill(s, 300);
+                pair.step(&[SequenceStep::extend(s, 2)]);
+            }
+        }
+    }
+}
+
+#[test]
+fn value_groups_up_to_the_whole_head() {
+    for group in [16, 64, 128, 80] {
+        let mut pair = Pair::new(&config(4, 2, 80).with_value_group_size(group));
+        let s = pair.create_sequence();
+        pair.fill(s, 400);
+        pair.step(&[SequenceStep::decode(s)]);
+    }
+}
+
+#[test]
+fn huge_logits() {
+    let mut pair = Pair::new(&config(4, 1, 64));
+    pair.key_scale = 150.0;
+    let s = pair.create_sequence();
+    pair.fill(s, 500);
+    for _ in 0..4 {
+        pair.step(&[SequenceStep::decode(s)]);
+    }
+}
+
+#[test]
+fn sinks_of_more_than_a_page() {
+    let mut pair = Pair::new(&config(2, 1, 64).with_sink_tokens(300).with_residual_window(0));
+    let s = pair.create_sequence();
+    for n in [1, 200, 98, 1, 1, 250] {
+        pair.step(&[SequenceStep { sequence: s, append: n, attend: 1 }]);
+        pair.check_state(s);
+    }
+}
+
+#[test]
+fn several_slabs_and_sequences() {
+    // One page per slab.
+    let base = config(4, 2, 64).with_max_sequences(3).with_capacity(4000).with_max_batch_tokens(1024);
+    let page = kivi_wgpu::Geometry::new(&base, 128 << 20).unwrap().layout.page_words() * 4;
+    let mut pair = Pair::new(&base.clone().with_max_slab_bytes(page));
+    assert!(pair.gpu.geometry().slabs() > 10);
+    let mut alone = Pair::new(&base.with_max_slab_bytes(3 * page));
+    let ids = [pair.create_sequence(), pair.create_sequence(), pair.create_sequence()];
+    let lone = [alone.create_sequence(), alone.create_sequence(), alone.create_sequence()];
+    for (a, b, c) in [(500, 3, 90), (1, 1, 400), (300, 200, 7), (1, 1, 1), (5, 2, 1)] {
+        let steps: Vec<_> = ids
+            .iter()
+            .zip([a, b, c])
+            .map(|(&sequence, n)| SequenceStep { sequence, append: n, attend: n.min(8) })
+            .collect();
+        let tensors = pair.tensors(&steps);
+        let together = pair.step_with(&steps, &tensors);
+        // The same rows one sequence at a time, with pages elsewhere: equal to the bit.
+        let g = pair.gpu.geometry().clone();
+        let (kv, q) = ((2 * g.layout.head_dim) as usize, (4 * g.layout.head_dim) as usize);
+        let (mut token, mut query) = (0, 0);
+        for (step, &sequence) in steps.iter().zip(&lone) {
+            let (n, m) = (step.append as usize, step.attend as usize);
+            let own = crate::support::Tensors {
+                k: tensors[0].k[token * kv..(token + n) * kv].to_vec(),
+                v: tensors[0].v[token * kv..(token + n) * kv].to_vec(),
+                q: tensors[0].q[query * q..(query + m) * q].to_vec(),
+            };
+            let out = alone.step_with(&[SequenceStep { sequence, ..*step }], &[own]);
+            assert_eq!(out[0][..m * q], together[0][query * q..(query + m) * q], "{sequence}");
+            token += n;
+            query += m;
+        }
+    }
+    for (&a, &b) in ids.iter().zip(&lone) {
+        pair.check_state(a);
+        assert_eq!(pair.gpu.read_state_blocking(0, a).unwrap(), alone.gpu.read_state_blocking(0, b).unwrap());
+    }
+}
+
+#[test]
+fn thousands_of_decode_steps() {
+    let mut pair = Pair::new(&config(2, 1, 64).with_residual_window(16).with_group_size(16));
+    let s = pair.create_sequence();
+    for _ in 0..2000 {
+        pair.step(&[SequenceStep::decode(s)]);
+    }
+    pair.check_state(s);
+}

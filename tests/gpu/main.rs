@@ -1,0 +1,8 @@
+//! The wgpu executor against the CPU oracle, on whatever adapter wgpu finds (`KIVI_ADAPTER` picks one by a part of its name).
+
+mod attention;
+mod inputs;
+mod shaders;
+mod steps;
+mod support;
+mod words;

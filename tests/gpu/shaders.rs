@@ -1,0 +1,128 @@
+//! Shaders: valid on their own, within WebGPU's limits, and in step with the host's structs.
+
+use kivi_wgpu::gpu::{IoParams, Pass, PassParams, ViewParams};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, Geometry, ZeroPoint};
+use std::mem::{offset_of, size_of};
+
+fn geometries() -> Vec<Geometry> {
+    let mut out = Vec::new();
+    for head_dim in [8, 64, 72, 80, 96, 128, 136, 256, 512] {
+        for (query_heads, kv_heads) in [(1, 1), (7, 1), (8, 2), (16, 1)] {
+            for bits in Bits::ALL {
+                let config = CacheConfig::new(1, query_heads, kv_heads, head_dim)
+                    .with_bits(bits, bits)
+                    .with_group_size(if bits == Bits::Four { 16 } else { 128 })
+                    .with_window_format(if bits == Bits::Two { Dtype::F16 } else { Dtype::F32 })
+                    .with_zero_point(if bits == Bits::Two { ZeroPoint::Min } else { ZeroPoint::Rounded });
+                out.push(Geometry::new(&config, 128 << 20).unwrap());
+            }
+        }
+    }
+    out
+}
+
+fn parse(pass: Pass, g: &Geometry) -> naga::Module {
+    let source = pass.source(g);
+    naga::front::wgsl::parse_str(source.text()).unwrap_or_else(|error| {
+        let line = error.location(source.text()).map_or(1, |l| l.line_number);
+        let (file, line) = source.locate(line);
+        panic!("{file}:{line}: {}", error.emit_to_string(source.text()));
+    })
+}
+
+#[test]
+fn every_shader_is_valid_without_optional_features_and_within_default_limits() {
+    // What WebGPU has without optional features.
+    let core = naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+    let mut checked = 0;
+    for g in geometries() {
+        for pass in Pass::all(&g) {
+            let module = parse(pass, &g);
+            naga::valid::Validator::new(naga::valid::ValidationFlags::all(), core)
+                .validate(&module)
+                .unwrap_or_else(|e| panic!("{pass:?}: {}", e.emit_to_string(pass.source(&g).text())));
+            let mut workgroup_bytes = 0;
+            let mut storage_buffers = 0;
+            for (_, variable) in module.global_variables.iter() {
+                match variable.space {
+                    naga::AddressSpace::WorkGroup => {
+                        workgroup_bytes += module.types[variable.ty].inner.size(module.to_ctx());
+                    }
+                    naga::AddressSpace::Storage { .. } => storage_buffers += 1,
+                    _ => {}
+                }
+            }
+            assert!(workgroup_bytes <= 16384, "{pass:?}, {g:?}: {workgroup_bytes} bytes of workgroup memory");
+            assert!(storage_buffers <= 8, "{pass:?}: {storage_buffers} storage buffers");
+            let [x, y, z] = module.entry_points[0].workgroup_size;
+            assert!(x * y * z <= 256, "{pass:?}: {x} invocations");
+            checked += 1;
+        }
+    }
+    assert!(checked > 500);
+}
+
+/// (name, offset) of each member of a struct in a shader, and its size.
+fn members(module: &naga::Module, name: &str) -> (Vec<(String, u32)>, u32) {
+    let (_, ty) = module.types.iter().find(|(_, t)| t.name.as_deref() == Some(name)).unwrap();
+    let naga::TypeInner::Struct { members, span } = &ty.inner else { panic!("{name} is no struct") };
+    (members.iter().map(|m| (m.name.clone().unwrap(), m.offset)).collect(), *span)
+}
+
+#[test]
+fn host_structs_match_the_shaders() {
+    let g = &geometries()[0];
+    macro_rules! check {
+        ($module:expr, $shader:literal, $host:ty, $($field:ident),*) => {
+            let expected = vec![$((stringify!($field).to_string(), offset_of!($host, $field) as u32)),*];
+            assert_eq!(members(&$module, $shader), (expected, size_of::<$host>() as u32), $shader);
+        };
+    }
+    let module = parse(Pass::Append, g);
+    check!(module, "PassParams", PassParams, first, count, tiles, slots);
+    check!(module, "View", ViewParams, offset, token_stride, head_stride, dtype);
+    check!(module, "Io", IoParams, k, v, q, out);
+}
+
+/// The table of shaders/README.md, as `| pass | group | binding | name | access |` rows.
+fn documented() -> Vec<String> {
+    let readme = include_str!("../../shaders/README.md");
+    readme.lines().filter(|l| l.starts_with("| `")).map(str::to_string).collect()
+}
+
+#[test]
+fn the_readme_lists_every_binding() {
+    let g = &geometries()[0];
+    let mut actual = Vec::new();
+    for pass in Pass::all(g)
+        .into_iter()
+        .filter(|p| !matches!(p, Pass::AttendHistory(r) | Pass::AttendWindow(r) | Pass::Merge(r) if *r > 1))
+    {
+        let module = parse(pass, g);
+        let mut rows = Vec::new();
+        for (_, variable) in module.global_variables.iter() {
+            let Some(binding) = &variable.binding else { continue };
+            let access = match variable.space {
+                naga::AddressSpace::Uniform => "uniform",
+                naga::AddressSpace::Storage { access } if access.contains(naga::StorageAccess::STORE) => {
+                    "write"
+                }
+                _ => "read",
+            };
+            let name = variable.name.as_deref().unwrap();
+            rows.push((
+                binding.group,
+                binding.binding,
+                format!(
+                    "| `{}` | {} | {} | `{name}` | {access} |",
+                    pass.entry_point(),
+                    binding.group,
+                    binding.binding
+                ),
+            ));
+        }
+        rows.sort();
+        actual.extend(rows.into_iter().map(|r| r.2));
+    }
+    assert_eq!(documented(), actual, "shaders/README.md should list:\n{}", actual.join("\n"));
+}

@@ -1,0 +1,315 @@
+//! A device, and a GPU cache that runs beside an oracle cache.
+
+use half::{bf16, f16};
+use kivi_wgpu::oracle::{AttentionOutput, CpuCache, LayerInput};
+use kivi_wgpu::{
+    CacheConfig, Dtype, KvCache, LayerIo, Operation, SequenceId, SequenceStep, TensorView, wgpu,
+};
+use std::sync::OnceLock;
+
+/// A word that is NaN as f32, as two f16 and as two bf16.
+pub const POISON: u32 = 0x7fff_7fff;
+
+/// The device of all tests: WebGPU's default limits, no optional feature.
+pub fn device() -> &'static (wgpu::Device, wgpu::Queue) {
+    static DEVICE: OnceLock<(wgpu::Device, wgpu::Queue)> = OnceLock::new();
+    DEVICE.get_or_init(|| {
+        let _ = env_logger::builder().is_test(true).try_init();
+        new_device(wgpu::Limits::default())
+    })
+}
+
+pub fn new_device(limits: wgpu::Limits) -> (wgpu::Device, wgpu::Queue) {
+    pollster::block_on(async {
+        let adapter = adapter().await;
+        eprintln!("adapter: {}", adapter.get_info().name);
+        adapter
+            .request_device(&wgpu::DeviceDescriptor { required_limits: limits, ..Default::default() })
+            .await
+            .expect("a device with WebGPU's default limits")
+    })
+}
+
+async fn adapter() -> wgpu::Adapter {
+    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
+    if let Ok(wanted) = std::env::var("KIVI_ADAPTER") {
+        let all = instance.enumerate_adapters(wgpu::Backends::all()).await;
+        let names: Vec<_> = all.iter().map(|a| a.get_info().name).collect();
+        let found =
+            all.into_iter().find(|a| a.get_info().name.to_lowercase().contains(&wanted.to_lowercase()));
+        return found.unwrap_or_else(|| panic!("no adapter is named like {wanted:?}; there are {names:?}"));
+    }
+    let any = instance.request_adapter(&wgpu::RequestAdapterOptions::default()).await;
+    any.expect("wgpu finds no adapter: `cargo xtask test` installs a software one on Debian and Ubuntu")
+}
+
+/// Whether to run full products of choices instead of pairs that cover them (`KIVI_FULL=1`).
+pub fn full() -> bool {
+    std::env::var("KIVI_FULL").is_ok_and(|v| v != "0")
+}
+
+/// A small generator of reproducible noise (SplitMix64).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: u32) -> u32 {
+        (self.bits() % u64::from(n)) as u32
+    }
+
+    /// Uniform in (0, 1].
+    fn unit(&mut self) -> f64 {
+        ((self.bits() >> 11) + 1) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Standard normal (Box–Muller).
+    pub fn normal(&mut self) -> f32 {
+        let (a, b) = (self.unit(), self.unit());
+        ((-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()) as f32
+    }
+
+    pub fn normals(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.normal()).collect()
+    }
+}
+
+/// Bytes of `data` as `dtype`, and the f32 values that they stand for.
+pub fn encode(data: &[f32], dtype: Dtype) -> (Vec<u8>, Vec<f32>) {
+    let mut bytes = Vec::new();
+    let values = data
+        .iter()
+        .map(|&x| match dtype {
+            Dtype::F32 => {
+                bytes.extend(x.to_le_bytes());
+                x
+            }
+            Dtype::F16 => {
+                bytes.extend(f16::from_f32(x).to_le_bytes());
+                f16::from_f32(x).to_f32()
+            }
+            Dtype::Bf16 => {
+                bytes.extend(bf16::from_f32(x).to_le_bytes());
+                bf16::from_f32(x).to_f32()
+            }
+        })
+        .collect();
+    (bytes, values)
+}
+
+pub fn decode(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
+    match dtype {
+        Dtype::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+        Dtype::F16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        Dtype::Bf16 => bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+    }
+}
+
+pub fn storage_buffer(bytes: &[u8]) -> wgpu::Buffer {
+    use wgpu::util::DeviceExt;
+    let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+    let padding = [0; 16];
+    let contents = if bytes.is_empty() { &padding } else { bytes };
+    device().0.create_buffer_init(&wgpu::util::BufferInitDescriptor { label: None, contents, usage })
+}
+
+pub fn poisoned_buffer(bytes: usize) -> wgpu::Buffer {
+    storage_buffer(&POISON.to_le_bytes().repeat(bytes.div_ceil(4).max(4)))
+}
+
+pub fn read_buffer(buffer: &wgpu::Buffer) -> Vec<u8> {
+    let (device, queue) = device();
+    let target = device.create_buffer(&wgpu::BufferDescriptor {
+        label: None,
+        size: buffer.size(),
+        usage: wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ,
+        mapped_at_creation: false,
+    });
+    let mut encoder = device.create_command_encoder(&Default::default());
+    encoder.copy_buffer_to_buffer(buffer, 0, &target, 0, buffer.size());
+    encoder.map_buffer_on_submit(&target, wgpu::MapMode::Read, .., |r| r.unwrap());
+    queue.submit([encoder.finish()]);
+    device.poll(wgpu::PollType::wait_indefinitely()).unwrap();
+    target.slice(..).get_mapped_range().unwrap().to_vec()
+}
+
+/// Inputs of one layer in one step.
+pub struct Tensors {
+    pub k: Vec<f32>,
+    pub v: Vec<f32>,
+    pub q: Vec<f32>,
+}
+
+/// A GPU cache and an oracle cache that are given the same steps.
+pub struct Pair {
+    pub gpu: KvCache,
+    pub cpu: CpuCache,
+    pub random: Random,
+    pub input: Dtype,
+    pub output: Dtype,
+    /// Factor of random keys.
+    pub key_scale: f32,
+}
+
+impl Pair {
+    /// Both caches empty, and every cell of the GPU's poisoned with NaN.
+    pub fn new(config: &CacheConfig) -> Pair {
+        let (device, queue) = device();
+        let gpu = KvCache::new_blocking(device, queue, config).unwrap();
+        for buffer in gpu.buffers() {
+            queue.write_buffer(buffer, 0, &POISON.to_le_bytes().repeat(buffer.size() as usize / 4));
+        }
+        // The same slabs as the GPU's, so that both run one plan.
+        let cpu = CpuCache::new(config).unwrap();
+        assert_eq!(gpu.geometry(), cpu.geometry());
+        Pair { gpu, cpu, random: Random(7), input: Dtype::F32, output: Dtype::F32, key_scale: 1.0 }
+    }
+
+    pub fn create_sequence(&mut self) -> SequenceId {
+        let id = self.cpu.create_sequence().unwrap();
+        assert_eq!(self.gpu.create_sequence().unwrap(), id);
+        id
+    }
+
+    /// Random inputs for every layer of a step.
+    pub fn tensors(&mut self, steps: &[SequenceStep]) -> Vec<Tensors> {
+        let g = self.cpu.geometry().clone();
+        let tokens: u32 = steps.iter().map(|s| s.append).sum();
+        let queries: u32 = steps.iter().map(|s| s.attend).sum();
+        let kv = (tokens * g.layout.kv_heads * g.layout.head_dim) as usize;
+        let q = (queries * g.query_heads * g.layout.head_dim) as usize;
+        (0..g.layers)
+            .map(|_| {
+                let scale = self.key_scale;
+                // Channel outliers in keys, token outliers in values, as in real models.
+                let k = (0..kv)
+                    .map(|i| self.random.normal() * scale * if i % 17 == 3 { 8.0 } else { 1.0 })
+                    .collect();
+                let v =
+                    (0..kv).map(|i| self.random.normal() * if i % 401 == 5 { 30.0 } else { 1.0 }).collect();
+                Tensors { k, v, q: self.random.normals(q) }
+            })
+            .collect()
+    }
+
+    /// Runs a step with random inputs on both and checks the outputs; returns the GPU's, by layer.
+    pub fn step(&mut self, steps: &[SequenceStep]) -> Vec<Vec<f32>> {
+        let tensors = self.tensors(steps);
+        self.step_with(steps, &tensors)
+    }
+
+    pub fn step_with(&mut self, steps: &[SequenceStep], tensors: &[Tensors]) -> Vec<Vec<f32>> {
+        let (device, queue) = device();
+        let mut encoder = device.create_command_encoder(&Default::default());
+        let (_, outputs, expected) = self.record(&mut encoder, steps, tensors);
+        queue.submit([encoder.finish()]);
+        let outputs: Vec<Vec<f32>> = outputs.iter().map(|b| decode(&read_buffer(b), self.output)).collect();
+        for (layer, (out, expected)) in outputs.iter().zip(&expected).enumerate() {
+            self.check(layer, out, expected);
+        }
+        outputs
+    }
+
+    /// Records a step for the GPU and runs it on the oracle; returns the output buffers and the oracle's outputs.
+    pub fn record(
+        &mut self,
+        encoder: &mut wgpu::CommandEncoder,
+        steps: &[SequenceStep],
+        tensors: &[Tensors],
+    ) -> (Operation, Vec<wgpu::Buffer>, Vec<AttentionOutput>) {
+        let mut outputs = Vec::new();
+        let mut bindings = Vec::new();
+        let mut rounded = Vec::new();
+        for t in tensors {
+            let [(k, kr), (v, vr), (q, qr)] = [&t.k, &t.v, &t.q].map(|x| encode(x, self.input));
+            let buffers = [&k, &v, &q].map(|b| storage_buffer(b));
+            let out = poisoned_buffer(t.q.len() * self.output.bytes() as usize);
+            let view = |b| TensorView::new(b, self.input);
+            let io = LayerIo {
+                k: (!t.k.is_empty()).then(|| view(&buffers[0])),
+                v: (!t.v.is_empty()).then(|| view(&buffers[1])),
+                q: (!t.q.is_empty()).then(|| view(&buffers[2])),
+                out: (!t.q.is_empty()).then(|| TensorView::new(&out, self.output)),
+            };
+            bindings.push(self.gpu.bind(&io).unwrap());
+            outputs.push(out);
+            rounded.push(Tensors { k: kr, v: vr, q: qr });
+        }
+        let mut step = self.gpu.begin_step(encoder, steps).unwrap();
+        for (layer, binding) in bindings.iter().enumerate() {
+            step.layer(&mut *encoder, layer as u32, binding).unwrap();
+        }
+        let operation = step.finish().unwrap();
+        let inputs: Vec<_> = rounded.iter().map(|t| LayerInput { k: &t.k, v: &t.v, q: &t.q }).collect();
+        let (_, expected) = self.cpu.step(steps, &inputs).unwrap();
+        (operation, outputs, expected)
+    }
+
+    /// The bound on attention: per row, ‖out − ref‖ / ‖ref‖ ≤ 1e-5 + 4·2⁻²⁴·max|scaled logit|; for 16-bit outputs each element within
+    /// one ulp of the rounded result besides.
+    pub fn check(&self, layer: usize, out: &[f32], expected: &AttentionOutput) {
+        let head_dim = self.cpu.geometry().layout.head_dim as usize;
+        for (row, (reference, max_logit)) in
+            expected.out.chunks(head_dim).zip(&expected.max_logit).enumerate()
+        {
+            let out = &out[row * head_dim..][..head_dim];
+            assert!(out.iter().all(|x| x.is_finite()), "layer {layer}, row {row}: not finite: {out:?}");
+            let norm = reference.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let bound = (1e-5 + 4.0 * 2f64.powi(-24) * max_logit) * norm;
+            if self.output == Dtype::F32 {
+                let error =
+                    reference.iter().zip(out).map(|(r, &o)| (r - f64::from(o)).powi(2)).sum::<f64>().sqrt();
+                assert!(
+                    error <= bound,
+                    "layer {layer}, row {row}: error {:e}, bound {:e} (largest logit {max_logit})",
+                    error / norm,
+                    bound / norm
+                );
+            } else {
+                let bits = if self.output == Dtype::F16 { 10 } else { 7 };
+                for (r, &o) in reference.iter().zip(out) {
+                    let ulp = 2f64.powi((r.abs().max(1e-4).log2().floor() as i32) - bits);
+                    assert!((r - f64::from(o)).abs() <= 1.5 * ulp + bound, "row {row}: {o}, expected {r}");
+                }
+            }
+        }
+    }
+
+    /// Compares the whole content of a sequence, word for word.
+    pub fn check_state(&self, sequence: SequenceId) {
+        for layer in 0..self.cpu.geometry().layers {
+            let gpu = self.gpu.read_state_blocking(layer, sequence).unwrap();
+            let cpu = self.cpu.state(layer, sequence).unwrap();
+            assert_eq!(gpu.tokens, cpu.tokens);
+            let differs = gpu.blocks.iter().zip(&cpu.blocks).position(|(a, b)| a != b);
+            if let Some(at) = differs {
+                let l = &self.cpu.geometry().layout;
+                panic!(
+                    "layer {layer}: block {} head {} word {}: {:#x}, oracle {:#x}",
+                    at / l.block_words() as usize,
+                    at % l.block_words() as usize / l.head_words() as usize,
+                    at % l.head_words() as usize,
+                    gpu.blocks[at],
+                    cpu.blocks[at]
+                );
+            }
+            assert!(gpu == cpu, "layer {layer}: the unpacked tokens differ");
+        }
+    }
+
+    /// Appends `tokens` tokens in steps of the longest length, without attending.
+    pub fn fill(&mut self, sequence: SequenceId, tokens: u32) {
+        let mut left = tokens;
+        while left > 0 {
+            let n = left.min(self.cpu.geometry().max_step);
+            self.step(&[SequenceStep::append(sequence, n)]);
+            left -= n;
+        }
+    }
+}

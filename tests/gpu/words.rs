@@ -1,0 +1,101 @@
+//! Packed words and unpacked tokens, compared with `==`.
+
+use crate::support::{Pair, Random, Tensors};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, SequenceStep, ZeroPoint};
+
+fn config(head_dim: u32) -> CacheConfig {
+    CacheConfig::new(1, 4, 2, head_dim).with_residual_window(32).with_max_step(100).with_capacity(1024)
+}
+
+fn check(config: CacheConfig, input: Dtype) {
+    let mut pair = Pair::new(&config);
+    pair.input = input;
+    let s = pair.create_sequence();
+    for n in [100, 1, 57, 100] {
+        pair.step(&[SequenceStep::append(s, n)]);
+    }
+    pair.check_state(s);
+}
+
+#[test]
+fn every_head_dim() {
+    for head_dim in [8, 64, 72, 80, 96, 128, 256, 512] {
+        check(config(head_dim), Dtype::F32);
+    }
+}
+
+#[test]
+fn every_group_size_and_width() {
+    for group in [16, 32, 64, 128] {
+        for (key_bits, value_bits) in Bits::ALL.into_iter().flat_map(|k| Bits::ALL.map(|v| (k, v))) {
+            check(config(80).with_group_size(group).with_bits(key_bits, value_bits), Dtype::F32);
+        }
+    }
+}
+
+#[test]
+fn every_value_group() {
+    for group in [16, 32, 64, 128, 80] {
+        check(config(80).with_value_group_size(group), Dtype::F32);
+    }
+}
+
+#[test]
+fn every_dtype_and_zero_point() {
+    for window in Dtype::ALL {
+        for zero in [ZeroPoint::Min, ZeroPoint::Rounded] {
+            for input in Dtype::ALL {
+                check(config(64).with_window_format(window).with_zero_point(zero).with_sink_tokens(5), input);
+            }
+        }
+    }
+}
+
+/// Values that are hard to quantize: see CASES 1 to 5 in the format tests.
+fn difficult(random: &mut Random) -> f32 {
+    match random.below(16) {
+        0 => f32::NAN,
+        1 => f32::INFINITY,
+        2 => f32::NEG_INFINITY,
+        3 => -0.0,
+        4 => f32::from_bits(random.below(1 << 23)),
+        5 => f32::from_bits(random.bits() as u32),
+        6 => 65504.0 * random.normal().clamp(-1.0, 1.0),
+        7 => 1000.0 + 0.01 * random.normal(),
+        8 => 1e-30 * random.normal(),
+        9 => 6e-5 * random.normal(),
+        10 => (random.below(9) as f32 - 4.0) * 0.5,
+        _ => random.normal(),
+    }
+}
+
+#[test]
+fn difficult_values() {
+    for window in Dtype::ALL {
+        for zero in [ZeroPoint::Min, ZeroPoint::Rounded] {
+            for bits in Bits::ALL {
+                let config =
+                    config(96).with_window_format(window).with_zero_point(zero).with_bits(bits, bits);
+                let mut pair = Pair::new(&config);
+                let s = pair.create_sequence();
+                let n = 2 * 96 * 100;
+                // Half of the groups draw from one kind of value only.
+                let mut random = Random(u64::from(bits.get()));
+                let k = (0..n).map(|_| difficult(&mut random)).collect();
+                let v: Vec<f32> = (0..n / 32)
+                    .flat_map(|_| {
+                        let kind = random.0;
+                        (0..32)
+                            .map(|i| {
+                                difficult(&mut Random(kind.wrapping_add(if i % 2 == 0 { 0 } else { i })))
+                            })
+                            .collect::<Vec<_>>()
+                    })
+                    .collect();
+                let tensors = [Tensors { k, v, q: vec![] }];
+                pair.step_with(&[SequenceStep::append(s, 100)], &tensors);
+                pair.check_state(s);
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The oracle: its attention against the naive model's textbook attention, and its words under any split into steps.
+
+mod reference;
+
+use kivi_wgpu::oracle::{CpuCache, LayerInput};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, SequenceStep, ZeroPoint};
+use proptest::prelude::*;
+use reference::{NaiveSequence, Rules, TokenData, attend, seen};
+
+fn config() -> impl Strategy<Value = CacheConfig> {
+    let sizes = (0u32..70, prop_oneof![Just(16u32), Just(32), Just(64)], 0u32..6, 1u32..100);
+    let format =
+        (0usize..3, 0usize..3, any::<bool>(), 0usize..3, prop_oneof![Just(16u32), Just(24), Just(40)]);
+    (sizes, format).prop_map(|((window, group, sinks, max_step), (key, value, rounded, dtype, head_dim))| {
+        CacheConfig::new(1, 4, 2, head_dim)
+            .with_residual_window(window)
+            .with_group_size(group)
+            .with_value_group_size(if window % 2 == 0 { 16 } else { head_dim })
+            .with_sink_tokens(sinks)
+            .with_max_step(max_step)
+            .with_bits(Bits::ALL[key], Bits::ALL[value])
+            .with_zero_point(if rounded { ZeroPoint::Rounded } else { ZeroPoint::Min })
+            .with_window_format(Dtype::ALL[dtype])
+            .with_capacity(1000)
+    })
+}
+
+/// Noise with outliers, from a seed.
+fn noise(seed: &mut u32, n: usize) -> Vec<f32> {
+    (0..n)
+        .map(|i| {
+            *seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let x = (*seed >> 8) as f32 / 16_777_216.0 - 0.5;
+            if i % 13 == 5 { 20.0 * x } else { 2.0 * x }
+        })
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn attention_is_textbook_attention(config in config(), steps in prop::collection::vec((1u32..100, 0u32..9), 1..8), mut seed: u32) {
+        let mut cache = CpuCache::new(&config).unwrap();
+        let id = cache.create_sequence().unwrap();
+        let rules = Rules::of(&config);
+        let mut naive = NaiveSequence::default();
+        let mut data = TokenData::default();
+        let (row, dim) = ((2 * config.head_dim) as usize, config.head_dim as usize);
+        for (append, attend_queries) in steps {
+            let append = append.min(config.max_step);
+            let queries = attend_queries.min(naive.tokens.len() as u32 + append);
+            let k = noise(&mut seed, append as usize * row);
+            let v = noise(&mut seed, append as usize * row);
+            let q = noise(&mut seed, queries as usize * 2 * row);
+            let first = naive.tokens.len() as u64;
+            for i in 0..append as usize {
+                data.keys.insert(first + i as u64, k[i * row..(i + 1) * row].to_vec());
+                data.values.insert(first + i as u64, v[i * row..(i + 1) * row].to_vec());
+            }
+            let step = SequenceStep { sequence: id, append, attend: queries };
+            let out = cache.step(&[step], &[LayerInput { k: &k, v: &v, q: &q }]).unwrap().1.remove(0);
+            naive.enter(first..first + u64::from(append));
+            for head in 0..4 {
+                let (keys, values) = seen(&config, &data, &naive, head / 2);
+                for i in 0..queries as usize {
+                    let at = (i * 4 + head) * dim;
+                    let visible = naive.tokens.len() - (queries as usize - 1 - i);
+                    let expected = attend(&config, &q[at..at + dim], &keys, &values, visible);
+                    for (a, b) in out.out[at..at + dim].iter().zip(&expected) {
+                        // x̂ is rounded to f32 once in the naive model, and exact in the oracle.
+                        prop_assert!((a - b).abs() <= 1e-5 * (1.0 + b.abs()), "{} {}", a, b);
+                    }
+                }
+            }
+            naive.pack(&rules);
+        }
+    }
+
+    /// Words do not depend on how the tokens were fed.
+    #[test]
+    fn words_do_not_depend_on_the_steps(config in config(), chunks in prop::collection::vec(1u32..100, 1..8), mut seed: u32) {
+        let row = (2 * config.head_dim) as usize;
+        let total: u32 = chunks.iter().map(|n| n.min(&config.max_step)).sum();
+        let k = noise(&mut seed, total as usize * row);
+        let v = noise(&mut seed, total as usize * row);
+        let feed = |chunks: &[u32]| {
+            let mut cache = CpuCache::new(&config).unwrap();
+            let id = cache.create_sequence().unwrap();
+            let mut done = 0;
+            for &n in chunks {
+                let n = n.min(config.max_step) as usize;
+                let range = done * row..(done + n) * row;
+                let input = LayerInput { k: &k[range.clone()], v: &v[range], q: &[] };
+                cache.step(&[SequenceStep::append(id, n as u32)], &[input]).unwrap();
+                done += n;
+            }
+            cache.state(0, id).unwrap()
+        };
+        prop_assert_eq!(feed(&chunks), feed(&vec![1; total as usize]));
+    }
+}
+
+#[test]
+fn inputs_of_the_wrong_size_are_refused() {
+    let mut cache = CpuCache::new(&CacheConfig::new(2, 2, 1, 64)).unwrap();
+    let id = cache.create_sequence().unwrap();
+    let row = [0.0; 64];
+    let input = LayerInput { k: &row, v: &row, q: &[0.0; 64] };
+    let step = [SequenceStep::decode(id)];
+    let short = cache.step(&step, &[input, input]).unwrap_err();
+    assert_eq!(short, kivi_wgpu::Error::BufferTooSmall { tensor: "q", needed: 512, got: 256 });
+    let layers = cache.step(&step, &[input]).unwrap_err();
+    assert_eq!(layers, kivi_wgpu::Error::LayerOutOfRange { got: 1, layers: 2 });
+    assert_eq!(cache.planner().tokens(id), Ok(0));
+}

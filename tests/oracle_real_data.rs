@@ -1,0 +1,80 @@
+//! The oracle against keys, values and queries of real models.
+//!
+//! `exact.*` in the files comes from an independent implementation of the block format's quantizer in numpy with float64 attention;
+//! `out.*` and `relative_error` from one with textbook rounding.
+
+#[path = "../examples/support/real_data.rs"]
+mod real_data;
+
+use kivi_wgpu::oracle::{CpuCache, LayerInput};
+use kivi_wgpu::{Bits, CacheConfig, SequenceStep, ZeroPoint};
+use real_data::{RealData, relative_error};
+use std::path::PathBuf;
+
+struct Variant {
+    name: &'static str,
+    config: fn(CacheConfig) -> CacheConfig,
+}
+
+const VARIANTS: [Variant; 7] = [
+    Variant { name: "kivi2_g32_w128", config: |c| c },
+    Variant { name: "kivi2_g32_w32", config: |c| c.with_residual_window(32) },
+    Variant { name: "kivi2_g64_w128", config: |c| c.with_group_size(64) },
+    Variant { name: "kivi4_g32_w128", config: |c| c.with_bits(Bits::Four, Bits::Four) },
+    Variant { name: "k4v2_g32_w128", config: |c| c.with_bits(Bits::Four, Bits::Two) },
+    Variant { name: "kivi2_g32_w128_sink4", config: |c| c.with_sink_tokens(4) },
+    Variant { name: "kivi2_g32_w128_roundzero", config: |c| c.with_zero_point(ZeroPoint::Rounded) },
+];
+
+/// The number stored for `variant` in a flat JSON object.
+fn stored_number(json: &str, variant: &str) -> Option<f64> {
+    let rest = json.split_once(&format!("\"{variant}\": "))?.1;
+    rest.split([',', '}']).next()?.trim().parse().ok()
+}
+
+fn run(data: &RealData, config: &CacheConfig) -> Vec<f32> {
+    let mut cache = CpuCache::new(config).unwrap();
+    let sequence = cache.create_sequence().unwrap();
+    let (row, query_row) = (data.token_len(), data.query_heads * data.head_dim);
+    let prompt = data.tokens - data.queries;
+    let mut done = 0;
+    let mut out = Vec::new();
+    while done < data.tokens {
+        let n = if done < prompt { 300.min(prompt - done) } else { data.queries };
+        let queries = if done < prompt { 0 } else { data.queries };
+        let range = done * row..(done + n) * row;
+        let input =
+            LayerInput { k: &data.k[range.clone()], v: &data.v[range], q: &data.q[..queries * query_row] };
+        let step = SequenceStep { sequence, append: n as u32, attend: queries as u32 };
+        out = cache.step(&[step], &[input]).unwrap().1.remove(0).out;
+        done += n;
+    }
+    out.into_iter().map(|x| x as f32).collect()
+}
+
+#[test]
+fn real_data_outputs_match_independent_references() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let mut checked = 0;
+    for file in ["qwen05b_L00", "qwen05b_L23", "smollm2_L00", "smollm2_L29"] {
+        let data = RealData::load(&folder.join(format!("{file}.safetensors"))).unwrap();
+        let base = CacheConfig::new(1, data.query_heads as u32, data.kv_heads as u32, data.head_dim as u32);
+        let exact = data.output("out.exact").unwrap();
+        for variant in &VARIANTS {
+            let out = run(&data, &(variant.config)(base.clone()));
+            if let Some(reference) = data.output(&format!("exact.{}", variant.name)) {
+                let error = relative_error(&out, reference);
+                assert!(error < 1e-5, "{file} {}: {error:e} from exact.*", variant.name);
+                checked += 1;
+            }
+            let textbook = stored_number(data.metadata("relative_error"), variant.name).unwrap();
+            let ours = relative_error(&out, exact);
+            assert!(
+                (ours / textbook - 1.0).abs() < 0.1,
+                "{file} {}: error {ours:.5}, textbook {textbook:.5}",
+                variant.name
+            );
+        }
+    }
+    assert_eq!(checked, 24, "every variant but the rounded zero point has an exact reference");
+}

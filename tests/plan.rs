@@ -1,0 +1,372 @@
+//! The plan alone, against the naive model: random programs of operations on sequences whose tokens are only names.
+
+mod reference;
+
+use kivi_wgpu::plan::{PlannedStep, Planner, SequenceId, SequenceStep, Slot, StepPlan};
+use kivi_wgpu::{CacheConfig, Error, Geometry, Operation};
+use proptest::prelude::*;
+use reference::{NaiveSequence, Rules};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// A third executor: memory in which every cell holds a token's name, or nothing that may be read.
+struct Names {
+    g: Geometry,
+    cells: HashMap<Slot, u64>,
+    blocks: HashMap<(u32, u32), Vec<u64>>,
+}
+
+impl Names {
+    fn read(&self, slot: Slot) -> u64 {
+        *self.cells.get(&slot).unwrap_or_else(|| panic!("{slot:?} is read and holds no token"))
+    }
+
+    /// Does what the plan says; returns for each (query, row of a KV head) the tokens seen, in order, with their positions.
+    fn run(&mut self, plan: &StepPlan, input: &[u64]) -> BTreeMap<(u32, u32), Vec<(u32, u64)>> {
+        for write in &plan.writes {
+            assert!(write.slot.is_staging() == (write.slot.word() & Slot::STAGING_BIT != 0));
+            let limit = if write.slot.is_staging() { self.g.staging_tokens } else { self.g.unpacked_slots() };
+            assert!(write.slot.index() < limit);
+            self.cells.insert(write.slot, input[write.row as usize]);
+        }
+        let seen = self.attend(plan);
+        let mut covered = 0;
+        for range in &plan.pack_slabs {
+            for pack in &plan.packs[range.items.start as usize..range.items.end as usize] {
+                covered += 1;
+                let slots = &plan.slots[pack.first_slot as usize..][..self.g.layout.group as usize];
+                let tokens = slots.iter().map(|&s| self.read(s)).collect();
+                let pages = self.g.slab_pages(range.slab);
+                assert!(pack.block < pages * self.g.layout.blocks_per_page());
+                self.blocks.insert((range.slab, pack.block), tokens);
+            }
+        }
+        assert_eq!(covered, plan.packs.len());
+        // The staging buffer is another layer's, then another step's.
+        self.cells.retain(|slot, _| !slot.is_staging());
+        seen
+    }
+
+    fn attend(&self, plan: &StepPlan) -> BTreeMap<(u32, u32), Vec<(u32, u64)>> {
+        let mut seen = BTreeMap::new();
+        let mut tiles = 0;
+        for round in &plan.rounds {
+            assert_eq!(round.tiles.start, tiles);
+            tiles = round.tiles.end;
+            let mut used = HashSet::new();
+            for t in round.tiles.clone() {
+                let tile = &plan.tiles[t as usize];
+                let mut parts: BTreeMap<u32, Vec<(u32, u64)>> = BTreeMap::new();
+                for range in &round.history {
+                    for item in &plan.items[range.items.start as usize..range.items.end as usize] {
+                        if item.tile == t {
+                            let group = self.g.layout.group;
+                            let first = item.source * self.g.layout.blocks_per_page();
+                            let tokens = (0..item.tokens).map(|i| {
+                                let block = &self.blocks[&(range.slab, first + i / group)];
+                                (item.first_position + i, block[(i % group) as usize])
+                            });
+                            parts.insert(item.partial, tokens.collect());
+                        }
+                    }
+                }
+                for item in &plan.items[round.window.start as usize..round.window.end as usize] {
+                    if item.tile == t {
+                        let slots = &plan.slots[item.source as usize..][..item.tokens as usize];
+                        let tokens = slots.iter().zip(item.first_position..).map(|(&s, p)| (p, self.read(s)));
+                        parts.insert(item.partial, tokens.collect());
+                    }
+                }
+                assert_eq!(parts.len() as u32, tile.splits);
+                assert!((1..=round.row_tile).contains(&tile.rows));
+                for (i, (partial, tokens)) in parts.iter().enumerate() {
+                    assert_eq!(*partial, tile.first_partial + i as u32 * round.row_tile);
+                    assert!((1..=256).contains(&tokens.len()));
+                    for row in *partial..*partial + round.row_tile {
+                        assert!(row < self.g.scratch_rows && used.insert(row), "partial rows collide");
+                    }
+                }
+                for row in tile.first_row..tile.first_row + tile.rows {
+                    let query = row / self.g.heads_per_group;
+                    let position = tile.position + query;
+                    let visible: Vec<_> =
+                        parts.values().flatten().copied().filter(|(p, _)| *p <= position).collect();
+                    let key = (tile.first_query + query, row % self.g.heads_per_group);
+                    assert!(seen.insert(key, visible).is_none(), "a row is attended twice");
+                }
+            }
+        }
+        assert_eq!(tiles as usize, plan.tiles.len());
+        seen
+    }
+
+    /// Forgets every cell that holds nothing of any sequence, as a GPU may after the next step.
+    fn forget_stale(&mut self, planner: &Planner) {
+        let mut live = HashSet::new();
+        for id in planner.sequences() {
+            let view = planner.view(id).unwrap();
+            live.extend(view.sinks.into_iter().chain(view.window));
+        }
+        self.cells.retain(|slot, _| live.contains(slot));
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Op {
+    Create,
+    Remove(usize),
+    /// (sequence, tokens, queries)
+    Step(Vec<(usize, u32, u32)>),
+    /// A step that is recorded and submitted, and never finished.
+    Dropped(usize, u32),
+    /// Finished steps whose encoders are thrown away, then discarded newest first.
+    Discarded(Vec<(usize, u32)>),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let tokens =
+        || prop_oneof![3 => Just(1u32), 2 => 0u32..40, 2 => 0u32..200, 1 => Just(128u32), 1 => Just(160u32)];
+    prop_oneof![
+        1 => Just(Op::Create),
+        1 => any::<usize>().prop_map(Op::Remove),
+        10 => prop::collection::vec((any::<usize>(), tokens(), 0u32..9), 1..4).prop_map(Op::Step),
+        2 => (any::<usize>(), tokens()).prop_map(|(s, n)| Op::Dropped(s, n)),
+        2 => prop::collection::vec((any::<usize>(), tokens()), 1..4).prop_map(Op::Discarded),
+    ]
+}
+
+fn config() -> impl Strategy<Value = CacheConfig> {
+    let window = prop_oneof![Just(0u32), Just(1), Just(32), Just(128), 0u32..140];
+    let group = prop_oneof![Just(16u32), Just(32), Just(64), Just(128)];
+    let sinks = prop_oneof![Just(0u32), Just(4), 0u32..300];
+    (window, group, sinks, 1u32..4, prop_oneof![Just(200u32), 1u32..300], 1u32..3, 1u32..17).prop_map(
+        |(window, group, sinks, sequences, max_step, pages, ratio)| {
+            let base = CacheConfig::new(1, ratio, 1, 16)
+                .with_residual_window(window)
+                .with_group_size(group)
+                .with_sink_tokens(sinks)
+                .with_max_sequences(sequences)
+                .with_max_step(max_step)
+                .with_max_batch_tokens(3 * max_step)
+                .with_capacity(2000);
+            let page = Geometry::new(&base, 128 << 20).unwrap().layout.page_words() * 4;
+            base.with_max_slab_bytes(page * u64::from(pages))
+        },
+    )
+}
+
+struct Run {
+    rules: Rules,
+    planner: Planner,
+    names: Names,
+    /// The naive model of each sequence.
+    model: Vec<(SequenceId, NaiveSequence)>,
+    next_name: u64,
+}
+
+impl Run {
+    fn new(config: &CacheConfig) -> Run {
+        let g = Geometry::new(config, 128 << 20).unwrap();
+        Run {
+            rules: Rules::of(config),
+            planner: Planner::new(g.clone()),
+            names: Names { g, cells: HashMap::new(), blocks: HashMap::new() },
+            model: Vec::new(),
+            next_name: 0,
+        }
+    }
+
+    fn fresh(&mut self, n: u32) -> Vec<u64> {
+        let first = self.next_name;
+        self.next_name += u64::from(n);
+        (first..self.next_name).collect()
+    }
+
+    /// The step that the planner takes, within its limits; `None` if there is nothing to do or no room.
+    fn plan(&self, wanted: &[(usize, u32, u32)]) -> Option<(Vec<SequenceStep>, PlannedStep)> {
+        let mut steps: Vec<SequenceStep> = Vec::new();
+        for &(which, tokens, queries) in wanted {
+            let Some((id, naive)) = self.model.get(which % self.model.len().max(1)) else { continue };
+            let append = tokens.min(self.names.g.max_step);
+            let attend = queries.min(naive.tokens.len() as u32 + append);
+            if steps.iter().all(|s| s.sequence != *id) {
+                steps.push(SequenceStep { sequence: *id, append, attend });
+            }
+        }
+        match self.planner.plan_step(&steps) {
+            Ok(planned) => Some((steps, planned)),
+            Err(Error::EmptyStep | Error::CapacityExceeded { .. }) => None,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn execute(&mut self, steps: &[SequenceStep], plan: &StepPlan, input: &[u64]) {
+        let seen = self.names.run(plan, input);
+        let mut expected = BTreeMap::new();
+        let (mut row, mut query) = (0, 0);
+        for step in steps {
+            let (_, naive) = self.model.iter().find(|(id, _)| *id == step.sequence).unwrap();
+            let mut during = naive.clone();
+            during.enter(input[row..row + step.append as usize].iter().copied());
+            row += step.append as usize;
+            for i in 0..step.attend {
+                let visible = during.tokens.len() - (step.attend - 1 - i) as usize;
+                let tokens: Vec<(u32, u64)> = (0..).zip(during.tokens[..visible].iter().copied()).collect();
+                for head in 0..self.names.g.heads_per_group {
+                    expected.insert((query, head), tokens.clone());
+                }
+                query += 1;
+            }
+        }
+        assert_eq!(seen, expected);
+    }
+
+    fn check(&self) {
+        for (id, naive) in &self.model {
+            let view = self.planner.view(*id).unwrap();
+            assert_eq!(view.tokens as usize, naive.tokens.len());
+            let read = |slots: &[Slot]| slots.iter().map(|&s| self.names.read(s)).collect::<Vec<_>>();
+            assert_eq!(read(&view.sinks), naive.sinks(&self.rules));
+            assert_eq!(read(&view.window), naive.window(&self.rules));
+            let blocks: Vec<_> = view.blocks.iter().map(|b| self.names.blocks[b].clone()).collect();
+            assert_eq!(blocks, naive.blocks(&self.rules));
+            // The window's bounds.
+            let window = view.window.len() as u32;
+            assert!(window <= self.names.g.held_tokens());
+            assert!(view.blocks.is_empty() || window >= self.names.g.window);
+        }
+    }
+
+    fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Create => match self.planner.create_sequence() {
+                Ok(id) => self.model.push((id, NaiveSequence::default())),
+                Err(Error::TooManySequences { max }) => assert_eq!(self.model.len(), max as usize),
+                Err(error) => panic!("{error}"),
+            },
+            Op::Remove(which) => {
+                if !self.model.is_empty() {
+                    let (id, naive) = self.model.remove(which % self.model.len());
+                    let operation = self.planner.remove_sequence(id).unwrap();
+                    assert_eq!(self.planner.tokens(id), Err(Error::UnknownSequence(id)));
+                    // Every other removal is taken back.
+                    if which % 2 == 0 {
+                        self.planner.discard(operation).unwrap();
+                        self.model.push((id, naive));
+                    }
+                }
+            }
+            Op::Step(wanted) => {
+                if let Some((steps, planned)) = self.plan(wanted) {
+                    let input = self.fresh(planned.plan.tokens);
+                    self.execute(&steps, &planned.plan.clone(), &input);
+                    self.planner.commit(planned);
+                    let mut rest = &input[..];
+                    for step in &steps {
+                        let (tokens, tail) = rest.split_at(step.append as usize);
+                        rest = tail;
+                        let (_, naive) = self.model.iter_mut().find(|(id, _)| *id == step.sequence).unwrap();
+                        naive.enter(tokens.iter().copied());
+                        naive.pack(&self.rules);
+                    }
+                    self.check();
+                    self.names.forget_stale(&self.planner);
+                }
+            }
+            Op::Dropped(which, tokens) => {
+                if let Some((_, planned)) = self.plan(&[(*which, *tokens, 1)]) {
+                    let input = self.fresh(planned.plan.tokens);
+                    self.names.run(&planned.plan, &input);
+                }
+            }
+            Op::Discarded(wanted) => {
+                let mut operations: Vec<Operation> = Vec::new();
+                for &(which, tokens) in wanted {
+                    if let Some((_, planned)) = self.plan(&[(which, tokens, 0)]) {
+                        operations.push(self.planner.commit(planned));
+                    }
+                }
+                if let [first, .., _] = operations[..] {
+                    assert!(matches!(self.planner.discard(first), Err(Error::NotLatest { .. })));
+                }
+                for operation in operations.into_iter().rev() {
+                    self.planner.discard(operation).unwrap();
+                }
+            }
+        }
+        self.check();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn programs_agree_with_the_naive_model(config in config(), program in prop::collection::vec(op(), 1..40)) {
+        let mut run = Run::new(&config);
+        run.apply(&Op::Create);
+        for op in &program {
+            run.apply(op);
+        }
+    }
+
+    /// `capacity` tokens fit however they are spread over the sequences.
+    #[test]
+    fn the_capacity_holds_for_any_spread(config in config(), parts in prop::collection::vec(0u32..2000, 3)) {
+        let sequences = config.max_sequences as usize;
+        let mut run = Run::new(&config);
+        let mut left = config.capacity;
+        for (i, part) in parts.into_iter().take(sequences).enumerate() {
+            let sequence = run.planner.create_sequence().unwrap();
+            let mut tokens = if i + 1 == sequences { left } else { part.min(left) };
+            left -= tokens;
+            while tokens > 0 {
+                let n = tokens.min(config.max_step);
+                let step = SequenceStep::append(sequence, n);
+                let planned = run.planner.plan_step(&[step]).unwrap();
+                run.planner.commit(planned);
+                tokens -= n;
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Any split of N tokens into steps leaves the same tokens in the same blocks.
+    #[test]
+    fn steps_of_any_length_leave_the_same_state(config in config(), chunks in prop::collection::vec(1u32..200, 1..12)) {
+        let config = config.with_capacity(4000);
+        let mut chunked = Run::new(&config);
+        chunked.apply(&Op::Create);
+        let max_step = chunked.names.g.max_step;
+        let mut tokens = 0;
+        for n in chunks {
+            let n = n.min(max_step);
+            chunked.apply(&Op::Step(vec![(0, n, n.min(8))]));
+            tokens += n;
+        }
+        let mut single = Run::new(&config);
+        single.apply(&Op::Create);
+        for _ in 0..tokens {
+            single.apply(&Op::Step(vec![(0, 1, 1)]));
+        }
+        prop_assert_eq!(&chunked.model, &single.model);
+    }
+}
+
+/// Lengths at which something happens for the first time, with exact counts of unpacked tokens.
+#[test]
+fn the_window_at_every_length() {
+    let config = CacheConfig::new(1, 1, 1, 64).with_sink_tokens(4);
+    let mut run = Run::new(&config.with_capacity(1000));
+    run.apply(&Op::Create);
+    for length in 1..=700usize {
+        run.apply(&Op::Step(vec![(0, 1, 1)]));
+        let view = run.planner.view(run.model[0].0).unwrap();
+        let after_sinks = length.saturating_sub(4);
+        let blocks = if after_sinks >= 160 { (after_sinks - 128) / 32 } else { 0 };
+        assert_eq!((view.sinks.len(), view.blocks.len()), (length.min(4), blocks));
+        assert_eq!(view.window.len(), after_sinks - 32 * blocks);
+    }
+}
