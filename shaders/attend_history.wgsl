@@ -116,38 +116,26 @@ fn word_minima(first: u32, word: u32) -> Parts {
     return permute(n0, n1, n2, n3);
 }
 
-// q . m of up to four rows over part `v` of the query.
-fn row_dots(row: u32, v: u32, m: vec4<f32>) -> vec4<f32> {
-    var dots = vec4<f32>(dot(sh[row * QUERY_VECS + v], m), 0.0, 0.0, 0.0);
-    if (KEY_ROWS > 1u) {
-        dots.y = dot(sh[(row + 1u) * QUERY_VECS + v], m);
-    }
-    if (KEY_ROWS > 2u) {
-        dots.z = dot(sh[(row + 2u) * QUERY_VECS + v], m);
-        dots.w = dot(sh[(row + 3u) * QUERY_VECS + v], m);
-    }
-    return dots;
-}
 
 // This invocation's share of sum_d q_d m_d of its block: the words that fall to it.
 fn bias_part(split: Split, head: u32, quad: u32, row: u32) -> vec4<f32> {
-    var part = vec4<f32>();
+    var part: Dots;
     if (4u * quad < split.tokens) {
         let first = head_words(split, head, 4u * quad);
         for (var word = quad % BIAS_LANES; word < KEY_ROW_WORDS; word += BIAS_LANES) {
             let m = word_minima(first, word);
             let v = word * KEY_PARTS;
-            part += row_dots(row, v, m.p0);
+            add_dots(&part, row, v, m.p0);
             if (KEY_PARTS > 1u) {
-                part += row_dots(row, v + 1u, m.p1);
+                add_dots(&part, row, v + 1u, m.p1);
             }
             if (KEY_PARTS > 2u) {
-                part += row_dots(row, v + 2u, m.p2);
-                part += row_dots(row, v + 3u, m.p3);
+                add_dots(&part, row, v + 2u, m.p2);
+                add_dots(&part, row, v + 3u, m.p3);
             }
         }
     }
-    return part;
+    return finish_dots(part);
 }
 
 // One row's products with four channels of four tokens (`t0` to `t3` hold a channel each).

@@ -46,31 +46,19 @@ fn pair(word: u32) -> vec2<f32> {
     return vec2<f32>(bitcast<f32>(word << 16u), bitcast<f32>(word & 0xffff0000u));
 }
 
-fn dots(row: u32, v: u32, k: vec4<f32>) -> vec4<f32> {
-    var d = vec4<f32>(dot(sh[row * QUERY_VECS + v], k), 0.0, 0.0, 0.0);
-    if (KEY_ROWS > 1u) {
-        d.y = dot(sh[(row + 1u) * QUERY_VECS + v], k);
-    }
-    if (KEY_ROWS > 2u) {
-        d.z = dot(sh[(row + 2u) * QUERY_VECS + v], k);
-        d.w = dot(sh[(row + 3u) * QUERY_VECS + v], k);
-    }
-    return d;
-}
-
 // Logits of one token for up to four rows.
 fn token_logits(slot: u32, head: u32, row: u32) -> vec4<f32> {
-    var sum = vec4<f32>();
+    var sum: Dots;
     for (var v = 0u; v < ROW_VECS; v++) {
         let words = fetch(slot, 0u, head, v);
         if (WINDOW_FORMAT == F32) {
-            sum += dots(row, v, bitcast<vec4<f32>>(words));
+            add_dots(&sum, row, v, bitcast<vec4<f32>>(words));
         } else {
-            sum += dots(row, 2u * v, vec4<f32>(pair(words.x), pair(words.y)));
-            sum += dots(row, 2u * v + 1u, vec4<f32>(pair(words.z), pair(words.w)));
+            add_dots(&sum, row, 2u * v, vec4<f32>(pair(words.x), pair(words.y)));
+            add_dots(&sum, row, 2u * v + 1u, vec4<f32>(pair(words.z), pair(words.w)));
         }
     }
-    return sum;
+    return finish_dots(sum);
 }
 
 fn tile_logits(split: Split, head: u32, quad: u32, row: u32) -> Logits {

@@ -20,6 +20,16 @@ var<workgroup> sh_max: array<f32, MERGE_WORKGROUP>;
 var<workgroup> sh_sum: array<f32, MERGE_WORKGROUP>;
 var<workgroup> sh_out: array<vec4<f32>, MERGE_WORKGROUP>;
 
+// Rounds an output to f16, to nearest even, subnormals included. Outputs are averages of values and so never beyond the largest f16.
+fn to_f16(x: f32) -> u32 {
+    let bits = bitcast<u32>(x);
+    let magnitude = min(bits & 0x7fffffffu, 0x477fe000u);
+    // Subnormals are multiples of 2^-24: adding 0.5 leaves them, rounded, in the low bits of the sum.
+    let small = bitcast<u32>(bitcast<f32>(magnitude) + 0.5) - 0x3f000000u;
+    let normal = (round_even(magnitude, 13u) >> 13u) - (112u << 10u);
+    return ((bits >> 16u) & 0x8000u) | select(small, normal, magnitude >= 0x38800000u);
+}
+
 // Rounds an output to bf16, to nearest even.
 fn to_bf16(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
@@ -33,8 +43,8 @@ fn write_output(index: u32, x: vec4<f32>) {
         host_output[index + 2u] = bitcast<u32>(x.z);
         host_output[index + 3u] = bitcast<u32>(x.w);
     } else if (io.out.dtype == F16) {
-        host_output[index / 2u] = pack2x16float(x.xy);
-        host_output[index / 2u + 1u] = pack2x16float(x.zw);
+        host_output[index / 2u] = to_f16(x.x) | (to_f16(x.y) << 16u);
+        host_output[index / 2u + 1u] = to_f16(x.z) | (to_f16(x.w) << 16u);
     } else {
         host_output[index / 2u] = to_bf16(x.x) | (to_bf16(x.y) << 16u);
         host_output[index / 2u + 1u] = to_bf16(x.z) | (to_bf16(x.w) << 16u);
@@ -47,15 +57,15 @@ fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
     if (item >= params.count) {
         return;
     }
-    let head = group.y;
+    let head = params.first_head + group.y;
     let tile = params.first + 6u * (item / ROWS);
     let row = item % ROWS;
     if (row >= plan[tile + 2u]) {
         return;
     }
     let splits = plan[tile + 5u];
-    let first = ((plan[tile + 4u] + row) * KV_HEADS + head) * PARTIAL_VECS;
-    let stride = ROWS * KV_HEADS * PARTIAL_VECS;
+    let first = ((plan[tile + 4u] + row) * params.heads + group.y) * PARTIAL_VECS;
+    let stride = ROWS * params.heads * PARTIAL_VECS;
 
     // The row's maximum: exact in any order.
     var highest = partials[first].x;

@@ -53,6 +53,9 @@ pub struct CacheConfig {
     pub softmax_scale: Option<f32>,
     /// Upper bound of one slab (a buffer of packed pages) in bytes. Default: what the device allows in one binding.
     pub max_slab_bytes: Option<u64>,
+    /// Upper bound of the attention scratch, which all layers share, in bytes. Attention that needs more runs in rounds, with the same results.
+    /// Default 16 MiB; one row tile over the longest sequence must fit, else it is larger.
+    pub max_scratch_bytes: u64,
 }
 
 macro_rules! setters {
@@ -89,6 +92,7 @@ impl CacheConfig {
             max_undo: 8,
             softmax_scale: None,
             max_slab_bytes: None,
+            max_scratch_bytes: 16 << 20,
         }
     }
 
@@ -127,5 +131,7 @@ impl CacheConfig {
         with_softmax_scale(softmax_scale: f32);
         /// Sets [`Self::max_slab_bytes`].
         with_max_slab_bytes(max_slab_bytes: u64);
+        /// Sets [`Self::max_scratch_bytes`].
+        with_max_scratch_bytes(max_scratch_bytes: u64);
     }
 }

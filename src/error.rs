@@ -43,10 +43,10 @@ pub enum Error {
     },
     /// A device limit is too low for this configuration.
     #[error(
-        "the device's {limit} is {available}, this configuration needs {needed} ({what}): request a higher limit when creating the device, or {instead}"
+        "{limit} = {available} is too low: {what} needs {needed}; raise the limit (a device's when the device is created), or {instead}"
     )]
     LimitTooLow {
-        /// Name of the `wgpu::Limits` field.
+        /// Name of the field of `wgpu::Limits`, or of the configuration.
         limit: &'static str,
         /// What the device offers.
         available: u64,
@@ -115,7 +115,7 @@ pub enum Error {
     },
     /// More queries than the attention of one step serves.
     #[error(
-        "{got} queries of one sequence in one step: decode attention serves up to {max}; append long prompts with attend = 0 and attend from their last {max} tokens"
+        "{got} queries of one sequence in one step: decode attention serves up to {max}; feed a prompt in steps of {max}, or compute its attention yourself and append it with attend = 0"
     )]
     TooManyQueries {
         /// Queries asked for.
@@ -163,7 +163,7 @@ pub enum Error {
     },
     /// The record of this operation is gone.
     #[error(
-        "operation {given} is too old to discard: only the last max_undo = {max_undo} operations are remembered"
+        "operation {given} can no longer be discarded: it is discarded already, or older than the last max_undo = {max_undo}, or what it freed is in use again"
     )]
     TooOld {
         /// The operation given.

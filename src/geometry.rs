@@ -12,8 +12,8 @@ pub const MAX_DECODE_QUERIES: u32 = 8;
 const MAX_ROW_TILE: u32 = 16;
 /// Elements of a row tile's queries, at most: 16 KiB of workgroup memory hold two such arrays.
 const MAX_TILE_ELEMENTS: u32 = 2048;
-/// Bytes of attention scratch that are enough to fill a large GPU; a step that needs more runs in rounds.
-const SCRATCH_BYTES: u64 = 16 << 20;
+/// Largest buffer whose bytes shaders can index on every backend.
+const MAX_SHADER_BYTES: u64 = i32::MAX as u64 & !15;
 
 /// Distance in bytes of two passes' parameters in a plan buffer: the largest uniform offset alignment that WebGPU allows a device.
 pub(crate) const PLAN_PARAMS_STRIDE: u32 = 256;
@@ -58,8 +58,8 @@ pub struct Geometry {
     pub pages: u32,
     /// Pages of one slab.
     pub pages_per_slab: u32,
-    /// Rows of partial results that the attention scratch holds, per KV head.
-    pub scratch_rows: u32,
+    /// Partial results (of one row of one head over one split) that the attention scratch holds.
+    pub scratch_cells: u32,
 }
 
 fn check(ok: bool, name: &'static str, got: u32, allowed: &'static str) -> Result<(), Error> {
@@ -76,6 +76,7 @@ impl Geometry {
         let positive = "1 or more";
         check((1..=65535).contains(&c.layers), "layers", c.layers, "1 to 65535")?;
         check((1..=4096).contains(&c.kv_heads), "kv_heads", c.kv_heads, "1 to 4096")?;
+        let max_binding = max_binding.min(MAX_SHADER_BYTES);
         check(c.query_heads > 0, "query_heads", c.query_heads, positive)?;
         if !c.query_heads.is_multiple_of(c.kv_heads) {
             return Err(Error::HeadsDoNotDivide { query_heads: c.query_heads, kv_heads: c.kv_heads });
@@ -88,6 +89,8 @@ impl Geometry {
             c.head_dim,
             "a multiple of 8 from 8 to 512",
         )?;
+        let row = c.kv_heads * c.head_dim;
+        check(row <= 1 << 20, "kv_heads * head_dim", row, "at most 1048576")?;
         let is_group = |g: u32| [16, 32, 64, 128].contains(&g);
         check(is_group(c.group_size), "group_size", c.group_size, "16, 32, 64 or 128")?;
         let value_group = c.value_group_size.unwrap_or(c.group_size);
@@ -132,15 +135,20 @@ impl Geometry {
         // A sequence with history has S + W tokens outside it, and at most one page that is not full.
         let history = c.capacity.saturating_sub(c.sink_tokens + c.residual_window);
         let pages = history.div_ceil(PAGE_TOKENS) + c.max_sequences - 1;
-        let slab_limit = max_binding.min(c.max_slab_bytes.unwrap_or(u64::MAX));
         let page_bytes = layout.page_words() * 4;
+        let chosen = c.max_slab_bytes.unwrap_or(u64::MAX);
+        let slab_limit = max_binding.min(chosen);
         if page_bytes > slab_limit {
             return Err(Error::LimitTooLow {
-                limit: "max_storage_buffer_binding_size",
+                limit: if chosen < max_binding {
+                    "max_slab_bytes"
+                } else {
+                    "max_storage_buffer_binding_size"
+                },
                 available: slab_limit,
                 needed: page_bytes,
                 what: "one page of 256 packed tokens, which a slab must hold",
-                instead: "raise max_slab_bytes, or use fewer bits",
+                instead: "use fewer bits or larger groups",
             });
         }
         let pages_per_slab = u32::try_from(slab_limit / page_bytes).unwrap_or(u32::MAX).min(pages.max(1));
@@ -163,7 +171,7 @@ impl Geometry {
             staging_tokens,
             pages,
             pages_per_slab,
-            scratch_rows: 0,
+            scratch_cells: 0,
         };
         for (what, bytes) in [
             ("the sink slots and rings of one layer", g.unpacked_bytes()),
@@ -179,21 +187,20 @@ impl Geometry {
                 });
             }
         }
-        let least = g.tile_rows_at_most();
-        let wanted = (SCRATCH_BYTES / (g.partial_row_bytes() * u64::from(c.kv_heads))).max(least);
-        let needed = least * g.partial_row_bytes() * u64::from(c.kv_heads);
-        if needed > max_binding {
+        // One row tile of one head over the longest sequence is the least; a step never needs more than all its rows.
+        let cell = g.partial_bytes();
+        let least = u64::from(g.row_tile(MAX_DECODE_QUERIES)) * u64::from(g.splits_at_most());
+        if least * cell > max_binding {
             return Err(Error::LimitTooLow {
                 limit: "max_storage_buffer_binding_size",
                 available: max_binding,
-                needed,
+                needed: least * cell,
                 what: "the partial results of attention over the longest sequence",
                 instead: "lower capacity",
             });
         }
-        let rows = (MAX_DECODE_QUERIES * heads_per_group).next_multiple_of(g.row_tile(MAX_DECODE_QUERIES));
-        let every = u64::from(rows) * u64::from(g.splits_at_most()) * u64::from(c.max_sequences);
-        g.scratch_rows = u32::try_from(wanted.min(every)).unwrap_or(u32::MAX);
+        let wanted = (c.max_scratch_bytes.min(max_binding) / cell).max(least);
+        g.scratch_cells = wanted.min(g.attention_cells_at_most()) as u32;
         Ok(g)
     }
 
@@ -273,46 +280,54 @@ impl Geometry {
         self.pages + self.sinks.div_ceil(PAGE_TOKENS) + unpacked.div_ceil(PAGE_TOKENS)
     }
 
-    /// Bytes of one row's partial result: maximum, sum, padding, and the output.
-    pub fn partial_row_bytes(&self) -> u64 {
-        16 + 4 * u64::from(self.layout.head_dim)
+    /// Row tiles of one sequence in a step, at most.
+    fn tiles_at_most(&self) -> u32 {
+        let tiles = |n: u32| (n * self.heads_per_group).div_ceil(self.row_tile(n));
+        (1..=MAX_DECODE_QUERIES).map(tiles).max().unwrap_or(1)
     }
 
-    /// Partial rows of one tile over the longest possible sequence.
-    fn tile_rows_at_most(&self) -> u64 {
-        let tile = self.row_tile(MAX_DECODE_QUERIES);
-        u64::from(tile) * u64::from(self.splits_at_most())
+    /// Splits of all sequences together, at most.
+    fn all_splits_at_most(&self) -> u64 {
+        let own = self.splits_at_most() - self.pages;
+        u64::from(self.pages) + u64::from(self.max_sequences) * u64::from(own)
+    }
+
+    /// Partial results of a whole step, at most.
+    fn attention_cells_at_most(&self) -> u64 {
+        let rows = self.tiles_at_most() * self.row_tile(MAX_DECODE_QUERIES);
+        u64::from(rows) * u64::from(self.layout.kv_heads) * self.all_splits_at_most()
+    }
+
+    /// Bytes of one partial result: maximum, sum, padding, and the output.
+    pub fn partial_bytes(&self) -> u64 {
+        16 + 4 * u64::from(self.layout.head_dim)
     }
 
     /// Bytes of the attention scratch.
     pub fn scratch_bytes(&self) -> u64 {
-        u64::from(self.scratch_rows) * u64::from(self.layout.kv_heads) * self.partial_row_bytes()
+        u64::from(self.scratch_cells) * self.partial_bytes()
     }
 
     /// Bytes that the plan of any step of this geometry fits in.
     pub fn plan_bytes(&self) -> u64 {
-        let g = self;
-        let sequences = u64::from(g.max_sequences);
-        let batch = u64::from(g.max_batch_tokens);
-        let group = u64::from(g.layout.group);
-        let slabs = u64::from(g.slabs());
+        let sequences = u64::from(self.max_sequences);
+        let batch = u64::from(self.max_batch_tokens);
+        let group = u64::from(self.layout.group);
+        let slabs = u64::from(self.slabs());
+        let tiles = sequences * u64::from(self.tiles_at_most());
 
-        let tiles_per_sequence = u64::from(
-            (1..=MAX_DECODE_QUERIES)
-                .map(|n| (n * g.heads_per_group).div_ceil(g.row_tile(n)))
-                .max()
-                .unwrap_or(1),
-        );
-        let tiles = sequences * tiles_per_sequence;
-        let unpacked = u64::from(g.held_tokens() + g.max_step).div_ceil(u64::from(PAGE_TOKENS));
-        let own_splits = unpacked + u64::from(g.sinks).div_ceil(u64::from(PAGE_TOKENS));
-        let items = tiles_per_sequence * (u64::from(g.pages) + sequences * own_splits);
-
+        // Two neighbouring rounds together overflow the scratch, or one does that a tile was split over.
+        let rounds = 3 * self.attention_cells_at_most().div_ceil(u64::from(self.scratch_cells.max(1)))
+            + 2 * self.row_tiles().len() as u64;
+        let passes = 1 + rounds * (slabs + 2) + 2 * slabs;
+        // A tile's heads may be split over several rounds; each lists its splits.
+        let head_rounds = u64::from(self.layout.kv_heads).min(rounds);
+        let items = head_rounds * u64::from(self.tiles_at_most()) * self.all_splits_at_most();
         // A step packs less than a group of what the window held besides new tokens.
         let packed = batch + sequences * (group - 1);
-        let attended = batch + sequences * u64::from(g.sinks + g.held_tokens());
-        let words = (packed + attended) + 2 * batch + 2 * packed.div_ceil(group) + 6 * tiles + 5 * items;
-        let passes = 1 + tiles * (slabs + 2) + 2 * slabs;
+        let attended = batch + sequences * u64::from(self.sinks + self.held_tokens());
+        let words =
+            packed + attended + 2 * batch + 2 * packed.div_ceil(group) + 6 * tiles * head_rounds + 5 * items;
         u64::from(PLAN_PARAMS_STRIDE) * passes + 4 * words
     }
 }

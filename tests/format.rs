@@ -319,6 +319,20 @@ fn format_bits_of_common_choices() {
 }
 
 #[test]
+fn slabs_stay_within_a_binding() {
+    for (layers, query_heads, kv_heads, tokens) in
+        [(32, 32, 32, 131_072), (80, 64, 8, 1_000_000), (32, 32, 32, 2_000_000), (1, 1, 1, 100)]
+    {
+        let config = CacheConfig::new(layers, query_heads, kv_heads, 128).with_capacity(tokens);
+        let g = Geometry::new(&config, 128 << 20).unwrap();
+        let pages: u32 = (0..g.slabs()).map(|s| g.slab_pages(s)).sum();
+        assert_eq!(pages, g.pages);
+        assert!((0..g.slabs()).all(|s| g.slab_bytes(s) <= 128 << 20 && g.slab_pages(s) > 0));
+        assert!(g.scratch_bytes() <= 128 << 20);
+    }
+}
+
+#[test]
 fn block_regions_follow_each_other() {
     for head_dim in (8..=512).step_by(8) {
         for group in [16, 32, 64, 128] {

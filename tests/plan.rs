@@ -20,7 +20,7 @@ impl Names {
         *self.cells.get(&slot).unwrap_or_else(|| panic!("{slot:?} is read and holds no token"))
     }
 
-    /// Does what the plan says; returns for each (query, row of a KV head) the tokens seen, in order, with their positions.
+    /// Does what the plan says; returns for each (query, query head) the tokens seen, in order, with their positions.
     fn run(&mut self, plan: &StepPlan, input: &[u64]) -> BTreeMap<(u32, u32), Vec<(u32, u64)>> {
         for write in &plan.writes {
             assert!(write.slot.is_staging() == (write.slot.word() & Slot::STAGING_BIT != 0));
@@ -82,7 +82,8 @@ impl Names {
                     assert_eq!(*partial, tile.first_partial + i as u32 * round.row_tile);
                     assert!((1..=256).contains(&tokens.len()));
                     for row in *partial..*partial + round.row_tile {
-                        assert!(row < self.g.scratch_rows && used.insert(row), "partial rows collide");
+                        let cells = (row + 1) * round.heads.len() as u32;
+                        assert!(cells <= self.g.scratch_cells && used.insert(row), "partial rows collide");
                     }
                 }
                 for row in tile.first_row..tile.first_row + tile.rows {
@@ -90,8 +91,11 @@ impl Names {
                     let position = tile.position + query;
                     let visible: Vec<_> =
                         parts.values().flatten().copied().filter(|(p, _)| *p <= position).collect();
-                    let key = (tile.first_query + query, row % self.g.heads_per_group);
-                    assert!(seen.insert(key, visible).is_none(), "a row is attended twice");
+                    for head in round.heads.clone() {
+                        let query_head = head * self.g.heads_per_group + row % self.g.heads_per_group;
+                        let key = (tile.first_query + query, query_head);
+                        assert!(seen.insert(key, visible.clone()).is_none(), "a row is attended twice");
+                    }
                 }
             }
         }
@@ -113,7 +117,8 @@ impl Names {
 #[derive(Debug, Clone)]
 enum Op {
     Create,
-    Remove(usize),
+    /// A removal; some are taken back, after a step of another sequence was begun and dropped.
+    Remove(usize, u32),
     /// (sequence, tokens, queries)
     Step(Vec<(usize, u32, u32)>),
     /// A step that is recorded and submitted, and never finished.
@@ -127,7 +132,7 @@ fn op() -> impl Strategy<Value = Op> {
         || prop_oneof![3 => Just(1u32), 2 => 0u32..40, 2 => 0u32..200, 1 => Just(128u32), 1 => Just(160u32)];
     prop_oneof![
         1 => Just(Op::Create),
-        1 => any::<usize>().prop_map(Op::Remove),
+        1 => (any::<usize>(), 0u32..400).prop_map(|(s, n)| Op::Remove(s, n)),
         10 => prop::collection::vec((any::<usize>(), tokens(), 0u32..9), 1..4).prop_map(Op::Step),
         2 => (any::<usize>(), tokens()).prop_map(|(s, n)| Op::Dropped(s, n)),
         2 => prop::collection::vec((any::<usize>(), tokens()), 1..4).prop_map(Op::Discarded),
@@ -138,9 +143,12 @@ fn config() -> impl Strategy<Value = CacheConfig> {
     let window = prop_oneof![Just(0u32), Just(1), Just(32), Just(128), 0u32..140];
     let group = prop_oneof![Just(16u32), Just(32), Just(64), Just(128)];
     let sinks = prop_oneof![Just(0u32), Just(4), 0u32..300];
-    (window, group, sinks, 1u32..4, prop_oneof![Just(200u32), 1u32..300], 1u32..3, 1u32..17).prop_map(
-        |(window, group, sinks, sequences, max_step, pages, ratio)| {
-            let base = CacheConfig::new(1, ratio, 1, 16)
+    let scratch = prop_oneof![Just(1u64), 1u64..100_000, Just(16 << 20)];
+    let heads = (1u32..4, 1u32..17);
+    (window, group, sinks, 1u32..4, prop_oneof![Just(200u32), 1u32..300], 1u32..3, heads, scratch).prop_map(
+        |(window, group, sinks, sequences, max_step, pages, (kv_heads, ratio), scratch)| {
+            let base = CacheConfig::new(1, kv_heads * ratio, kv_heads, 16)
+                .with_max_scratch_bytes(scratch)
                 .with_residual_window(window)
                 .with_group_size(group)
                 .with_sink_tokens(sinks)
@@ -211,7 +219,7 @@ impl Run {
             for i in 0..step.attend {
                 let visible = during.tokens.len() - (step.attend - 1 - i) as usize;
                 let tokens: Vec<(u32, u64)> = (0..).zip(during.tokens[..visible].iter().copied()).collect();
-                for head in 0..self.names.g.heads_per_group {
+                for head in 0..self.names.g.query_heads {
                     expected.insert((query, head), tokens.clone());
                 }
                 query += 1;
@@ -220,15 +228,22 @@ impl Run {
         assert_eq!(seen, expected);
     }
 
+    /// Sinks, blocks and window of a sequence, as read through the planner's view.
+    fn content(&self, which: usize) -> (Vec<u64>, Vec<Vec<u64>>, Vec<u64>) {
+        let view = self.planner.view(self.model[which].0).unwrap();
+        let read = |slots: &[Slot]| slots.iter().map(|&s| self.names.read(s)).collect::<Vec<_>>();
+        let blocks = view.blocks.iter().map(|b| self.names.blocks[b].clone()).collect();
+        (read(&view.sinks), blocks, read(&view.window))
+    }
+
     fn check(&self) {
-        for (id, naive) in &self.model {
+        for (which, (id, naive)) in self.model.iter().enumerate() {
             let view = self.planner.view(*id).unwrap();
             assert_eq!(view.tokens as usize, naive.tokens.len());
-            let read = |slots: &[Slot]| slots.iter().map(|&s| self.names.read(s)).collect::<Vec<_>>();
-            assert_eq!(read(&view.sinks), naive.sinks(&self.rules));
-            assert_eq!(read(&view.window), naive.window(&self.rules));
-            let blocks: Vec<_> = view.blocks.iter().map(|b| self.names.blocks[b].clone()).collect();
+            let (sinks, blocks, tokens) = self.content(which);
+            assert_eq!(sinks, naive.sinks(&self.rules));
             assert_eq!(blocks, naive.blocks(&self.rules));
+            assert_eq!(tokens, naive.window(&self.rules));
             // The window's bounds.
             let window = view.window.len() as u32;
             assert!(window <= self.names.g.held_tokens());
@@ -243,13 +258,18 @@ impl Run {
                 Err(Error::TooManySequences { max }) => assert_eq!(self.model.len(), max as usize),
                 Err(error) => panic!("{error}"),
             },
-            Op::Remove(which) => {
+            Op::Remove(which, tokens) => {
                 if !self.model.is_empty() {
                     let (id, naive) = self.model.remove(which % self.model.len());
                     let operation = self.planner.remove_sequence(id).unwrap();
                     assert_eq!(self.planner.tokens(id), Err(Error::UnknownSequence(id)));
-                    // Every other removal is taken back.
+                    // Every other removal is taken back, and what another sequence's dropped step wrote in between did no harm: the removed
+                    // sequence's pages are handed out last.
                     if which % 2 == 0 {
+                        let room = self.planner.free_pages() > 8;
+                        if room {
+                            self.apply(&Op::Dropped(*which, *tokens));
+                        }
                         self.planner.discard(operation).unwrap();
                         self.model.push((id, naive));
                     }
@@ -352,6 +372,7 @@ proptest! {
             single.apply(&Op::Step(vec![(0, 1, 1)]));
         }
         prop_assert_eq!(&chunked.model, &single.model);
+        prop_assert_eq!(chunked.content(0), single.content(0));
     }
 }
 

@@ -105,6 +105,7 @@ fn token_major(
 }
 
 /// ‖a − b‖ / ‖b‖ over whole tensors.
+#[allow(dead_code)]
 pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {
     let square = |x: f64| x * x;
     let difference: f64 = a.iter().zip(b).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();

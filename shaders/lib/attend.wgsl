@@ -42,6 +42,32 @@ struct Logits {
     r3: vec4<f32>,
 }
 
+// Running dot products of up to four rows' queries with one vector.
+struct Dots {
+    r0: vec4<f32>,
+    r1: vec4<f32>,
+    r2: vec4<f32>,
+    r3: vec4<f32>,
+}
+
+// Adds vector `v` of the queries of the rows from `row` on.
+fn add_dots(sum: ptr<function, Dots>, row: u32, v: u32, k: vec4<f32>) {
+    (*sum).r0 = fma(sh[row * QUERY_VECS + v], k, (*sum).r0);
+    if (KEY_ROWS > 1u) {
+        (*sum).r1 = fma(sh[(row + 1u) * QUERY_VECS + v], k, (*sum).r1);
+    }
+    if (KEY_ROWS > 2u) {
+        (*sum).r2 = fma(sh[(row + 2u) * QUERY_VECS + v], k, (*sum).r2);
+        (*sum).r3 = fma(sh[(row + 3u) * QUERY_VECS + v], k, (*sum).r3);
+    }
+}
+
+fn finish_dots(s: Dots) -> vec4<f32> {
+    let low = vec4<f32>(s.r0.x, s.r1.x, s.r2.x, s.r3.x) + vec4<f32>(s.r0.y, s.r1.y, s.r2.y, s.r3.y);
+    let high = vec4<f32>(s.r0.z, s.r1.z, s.r2.z, s.r3.z) + vec4<f32>(s.r0.w, s.r1.w, s.r2.w, s.r3.w);
+    return low + high;
+}
+
 // Weighted sums of 16 channels for up to two rows, and the rows' sums of weights.
 struct Sums {
     a0: vec4<f32>,
@@ -104,9 +130,9 @@ fn largest(logits: vec4<f32>, seen: vec4<bool>) -> f32 {
     return max(max(l.x, l.y), max(l.z, l.w));
 }
 
-// Row `r`, split `s` of the attention scratch: (maximum, sum of weights), then the output.
+// A row's partial result in the attention scratch: (maximum, sum of weights), then the output.
 fn partial_at(split: Split, row: u32, head: u32) -> u32 {
-    return ((split.partial + row) * KV_HEADS + head) * PARTIAL_VECS;
+    return ((split.partial + row) * params.heads + head - params.first_head) * PARTIAL_VECS;
 }
 
 fn write_row(split: Split, row: u32, head: u32, chunk: u32, s0: vec4<f32>, s1: vec4<f32>, s2: vec4<f32>, s3: vec4<f32>) {
@@ -123,7 +149,7 @@ fn attend_split(group: vec3<u32>, local: u32) {
     if (item >= params.count) {
         return;
     }
-    let head = group.y;
+    let head = params.first_head + group.y;
     let split = read_split(item);
     let tile = read_tile(split.tile);
 
@@ -134,7 +160,11 @@ fn attend_split(group: vec3<u32>, local: u32) {
 
     // Logits: an invocation owns four tokens and KEY_ROWS rows.
     let quad = local % QUADS;
-    let row_group = local / QUADS;
+    // A constant where there is one group only: software adapters and scalar units load uniform addresses once.
+    var row_group = 0u;
+    if (ROWS > KEY_ROWS) {
+        row_group = local / QUADS;
+    }
     let row = row_group * KEY_ROWS;
     let token = 4u * quad;
     if (BIAS_LANES > 0u) {

@@ -7,6 +7,9 @@ struct PassParams {
     // Words of `plan` where the tiles and the slot lists begin.
     tiles: u32,
     slots: u32,
+    // KV heads of the pass: the first, and how many.
+    first_head: u32,
+    heads: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: PassParams;

@@ -2,10 +2,11 @@
 
 use super::io::{LayerBinding, LayerIo};
 use super::memory::MemoryUsage;
-use super::pipelines::{HostLayouts, Pipelines, now_or_never};
+use super::pipelines::{HostLayouts, Pipelines};
 use super::shaders::{MAX_GROUPS, Pass, workgroup_bytes};
 use super::step::Step;
-use super::work::Work;
+use super::upload::Uploads;
+use super::work::{PassParams, Work};
 use crate::config::CacheConfig;
 use crate::error::Error;
 use crate::geometry::Geometry;
@@ -53,7 +54,8 @@ impl<'a> KvCacheOptions<'a> {
 
 /// A quantized key/value cache on a host's wgpu device. See the [crate docs](crate) for an example.
 ///
-/// It never submits and never blocks, except where a name says so. It installs no callback on the device.
+/// It never submits and never blocks, except where a name says so and for the self-test at construction. It installs no callback on the device.
+/// Ids of sequences and operations belong to the cache that gave them.
 #[derive(Debug)]
 pub struct KvCache {
     pub(super) device: wgpu::Device,
@@ -66,7 +68,7 @@ pub struct KvCache {
     pub(super) plan: wgpu::Buffer,
     staging: wgpu::Buffer,
     scratch: wgpu::Buffer,
-    belt: wgpu::util::StagingBelt,
+    uploads: Uploads,
     identity: Arc<()>,
 }
 
@@ -144,7 +146,9 @@ impl KvCache {
                 }
                 Err(error) => return Err(error),
                 Ok(g) => {
-                    limits.max_buffer_size = limits.max_buffer_size.max(g.plan_bytes());
+                    let plan = g.plan_bytes();
+                    limits.max_storage_buffer_binding_size = limits.max_storage_buffer_binding_size.max(plan);
+                    limits.max_buffer_size = limits.max_buffer_size.max(plan);
                     return Ok(limits);
                 }
             }
@@ -163,8 +167,19 @@ impl KvCache {
         options: &KvCacheOptions<'_>,
     ) -> Result<KvCache, Error> {
         let limits = device.limits();
-        let max_binding = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
-        let g = Geometry::new(config, max_binding)?;
+        let (binding, buffer_size) = (limits.max_storage_buffer_binding_size, limits.max_buffer_size);
+        let g = Geometry::new(config, binding.min(buffer_size)).map_err(|error| match error {
+            Error::LimitTooLow {
+                limit: "max_storage_buffer_binding_size",
+                available,
+                needed,
+                what,
+                instead,
+            } if buffer_size < binding => {
+                Error::LimitTooLow { limit: "max_buffer_size", available, needed, what, instead }
+            }
+            other => other,
+        })?;
         check_limits(&g, &limits)?;
 
         use wgpu::BufferUsages as Usage;
@@ -206,9 +221,8 @@ impl KvCache {
             g.slabs(),
             MemoryUsage::of(&g).total(),
         );
-        let chunk = g.plan_bytes().min(1 << 18);
         Ok(KvCache {
-            belt: wgpu::util::StagingBelt::new(device.clone(), chunk),
+            uploads: Uploads::new(),
             device: device.clone(),
             queue: queue.clone(),
             planner: Planner::new(g),
@@ -296,7 +310,9 @@ impl KvCache {
 
     /// Undoes the latest operation, of which no command buffer may be submitted any more; up to `max_undo` of them, newest first.
     ///
-    /// To discard an operation whose encoder was submitted is the caller's error: tokens of the window may have been overwritten.
+    /// To discard an operation whose encoder was submitted is the caller's error: tokens of the window may have been overwritten. The same holds
+    /// for an operation after which a step was begun, dropped, and its encoder submitted all the same: that step may have used what the
+    /// operation had freed.
     ///
     /// # Errors
     /// [`Error::NotLatest`], [`Error::TooOld`].
@@ -312,17 +328,8 @@ impl KvCache {
     /// Records the upload of a plan's words.
     pub(super) fn upload(&mut self, encoder: &mut wgpu::CommandEncoder, words: &[u32]) -> Result<(), Error> {
         let bytes: &[u8] = bytemuck::cast_slice(words);
-        let Some(size) = wgpu::BufferSize::new(bytes.len() as u64) else { return Ok(()) };
-        debug_assert!(size.get() <= self.plan.size(), "{size} bytes of plan, {} allocated", self.plan.size());
-        let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-        self.belt.write_buffer(encoder, &self.plan, 0, size).copy_from_slice(bytes);
-        self.belt.finish_and_recall_on_submit(encoder);
-        match now_or_never(scope.pop()) {
-            Some(Some(_)) => {
-                Err(Error::OutOfMemory { what: "the upload of a step's plan", bytes: size.get() })
-            }
-            _ => Ok(()),
-        }
+        debug_assert!(bytes.len() as u64 <= self.plan.size(), "{} bytes of plan", bytes.len());
+        self.uploads.record(&self.device, encoder, &self.plan, bytes)
     }
 
     pub(super) fn identity(&self) -> Arc<()> {
@@ -331,21 +338,6 @@ impl KvCache {
 
     pub(super) fn host_layouts(&self) -> &HostLayouts {
         &self.pipelines.host
-    }
-
-    /// A uniform buffer with fixed contents.
-    pub(super) fn small_uniform(&self, label: &str, contents: &[u8]) -> Result<wgpu::Buffer, Error> {
-        use wgpu::util::DeviceExt;
-        let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-        let buffer = self.device.create_buffer_init(&wgpu::util::BufferInitDescriptor {
-            label: Some(label),
-            contents,
-            usage: wgpu::BufferUsages::UNIFORM,
-        });
-        match now_or_never(scope.pop()) {
-            Some(Some(_)) => Err(Error::OutOfMemory { what: "a binding", bytes: contents.len() as u64 }),
-            _ => Ok(buffer),
-        }
     }
 
     /// Every buffer of the cache, for tests that fill them with garbage and count them.
@@ -395,7 +387,7 @@ fn check_limits(g: &Geometry, limits: &wgpu::Limits) -> Result<(), Error> {
 }
 
 /// A buffer, or the typed error.
-async fn buffer(
+pub(super) async fn buffer(
     device: &wgpu::Device,
     what: &'static str,
     size: u64,
@@ -429,7 +421,11 @@ fn bind_group(
     plan: &wgpu::Buffer,
     buffers: &[&wgpu::Buffer],
 ) -> wgpu::BindGroup {
-    let params = wgpu::BufferBinding { buffer: plan, offset: 0, size: wgpu::BufferSize::new(16) };
+    let params = wgpu::BufferBinding {
+        buffer: plan,
+        offset: 0,
+        size: wgpu::BufferSize::new(size_of::<PassParams>() as u64),
+    };
     let mut entries = vec![
         wgpu::BindGroupEntry { binding: 0, resource: wgpu::BindingResource::Buffer(params) },
         wgpu::BindGroupEntry { binding: 1, resource: plan.as_entire_binding() },

@@ -1,6 +1,8 @@
 //! The host's tensors: how they are described, checked and bound.
 
 use super::cache::KvCache;
+use super::pipelines::now_or_never;
+use super::upload::filled_buffer;
 use crate::error::Error;
 use crate::format::Dtype;
 use crate::plan::StepPlan;
@@ -141,6 +143,9 @@ impl Checked {
         let head_stride = view.head_stride.unwrap_or(head_dim);
         let wrong =
             |field, got, rule| Err(Error::Stride { tensor: name, field, got, rule, dtype: view.dtype });
+        if view.offset > view.buffer.size() {
+            return Err(Error::BufferTooSmall { tensor: name, needed: view.offset, got: view.buffer.size() });
+        }
         if !view.offset.is_multiple_of(4) {
             return wrong("offset", view.offset, "a multiple of 4 bytes");
         }
@@ -297,7 +302,9 @@ impl LayerBinding {
         binding.check_apart(1, 1)?;
 
         let device = cache.device();
-        let uniform = cache.small_uniform("kivi io", bytemuck::bytes_of(&params))?;
+        let uniform =
+            filled_buffer(device, "kivi io", bytemuck::bytes_of(&params), wgpu::BufferUsages::UNIFORM)?;
+        let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
         let bind = |layout: &wgpu::BindGroupLayout, tensors: &[(&str, Option<TensorView<'_>>)]| {
             let mut entries =
                 vec![wgpu::BindGroupEntry { binding: 0, resource: uniform.as_entire_binding() }];
@@ -319,19 +326,24 @@ impl LayerBinding {
         let append = bind(&layouts.append, &[("k", io.k), ("v", io.v)]);
         let queries = bind(&layouts.queries, &[("q", io.q)]);
         let output = bind(&layouts.output, &[("out", io.out)]);
+        if let Some(Some(error)) = now_or_never(scope.pop()) {
+            // A buffer of another device, for example.
+            return Err(Error::Device(error.to_string()));
+        }
         (binding.append, binding.queries, binding.output) = (append, queries, output);
         Ok(binding)
     }
 
-    /// Whether the binding serves a step of this plan.
-    pub(super) fn check_step(&self, plan: &StepPlan) -> Result<(), Error> {
-        if plan.tokens > 0 && self.append.is_none() {
+    /// Whether the binding serves a step of this plan; without `appends`, only its queries and output count.
+    pub(super) fn check_step(&self, plan: &StepPlan, appends: bool) -> Result<(), Error> {
+        let plan_tokens = if appends { plan.tokens } else { 0 };
+        if plan_tokens > 0 && self.append.is_none() {
             return Err(Error::BindingIncomplete { what: "keys and values" });
         }
         if plan.queries > 0 && self.queries.is_none() {
             return Err(Error::BindingIncomplete { what: "queries and output" });
         }
-        let (tokens, queries) = (u64::from(plan.tokens), u64::from(plan.queries));
+        let (tokens, queries) = (u64::from(plan_tokens), u64::from(plan.queries));
         for view in &self.views {
             view.check_size(view.rows_of(tokens, queries))?;
         }

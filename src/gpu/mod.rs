@@ -8,6 +8,7 @@ mod read;
 mod self_test;
 mod shaders;
 mod step;
+mod upload;
 mod work;
 
 pub use cache::{KvCache, KvCacheOptions};

@@ -98,7 +98,9 @@ impl Pipelines {
             Pass::Merge(_) => &self.merge,
         };
         let source = pass.source(g);
-        let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let scopes =
+            [wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation]
+                .map(|filter| device.push_error_scope(filter));
         let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
             label: Some(pass.entry_point()),
             source: wgpu::ShaderSource::Wgsl(source.text().into()),
@@ -115,7 +117,9 @@ impl Pipelines {
             },
             cache: pipeline_cache,
         });
-        if let Some(Some(error)) = now_or_never(scope.pop()) {
+        // The last scope pushed is the first to be popped.
+        let errors = scopes.into_iter().rev().filter_map(|scope| now_or_never(scope.pop()).flatten());
+        if let Some(error) = errors.last() {
             return Err(Error::Device(format!("{}: {error}", pass.entry_point())));
         }
         log::debug!("built {pass:?}");

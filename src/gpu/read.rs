@@ -1,13 +1,16 @@
 //! Reads the content of a sequence back to the host.
 
-use super::cache::KvCache;
+use super::cache::{KvCache, buffer};
 use crate::error::Error;
 use crate::plan::{SequenceId, Slot};
 use crate::state::{LayerState, UnpackedTokens};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
-/// Byte ranges of cache buffers, gathered into one buffer that can be mapped.
+/// Bytes read back at a time: a layer may hold more than one buffer can.
+const PIECE_BYTES: u64 = 32 << 20;
+
+/// Byte ranges of cache buffers.
 struct Gather<'a> {
     copies: Vec<(&'a wgpu::Buffer, u64, u64)>,
     bytes: u64,
@@ -21,6 +24,28 @@ impl<'a> Gather<'a> {
             Some((b, o, s)) if *b == buffer && *o + *s == offset => *s += size,
             _ => self.copies.push((buffer, offset, size)),
         }
+    }
+
+    /// The copies in pieces of up to [`PIECE_BYTES`].
+    fn pieces(&self) -> Vec<Vec<(&'a wgpu::Buffer, u64, u64)>> {
+        let mut pieces = Vec::new();
+        let mut piece = Vec::new();
+        let mut room = PIECE_BYTES;
+        for &(buffer, mut offset, mut size) in &self.copies {
+            while size > 0 {
+                let n = size.min(room);
+                piece.push((buffer, offset, n));
+                (offset, size, room) = (offset + n, size - n, room - n);
+                if room == 0 {
+                    pieces.push(std::mem::take(&mut piece));
+                    room = PIECE_BYTES;
+                }
+            }
+        }
+        if !piece.is_empty() {
+            pieces.push(piece);
+        }
+        pieces
     }
 }
 
@@ -67,7 +92,11 @@ impl KvCache {
     /// # Errors
     /// As [`Self::submit_and_read_state`].
     #[cfg(not(target_arch = "wasm32"))]
-    pub fn read_state_blocking(&self, layer: u32, sequence: SequenceId) -> Result<LayerState, Error> {
+    pub fn submit_and_read_state_blocking(
+        &self,
+        layer: u32,
+        sequence: SequenceId,
+    ) -> Result<LayerState, Error> {
         pollster::block_on(self.submit_and_read_state(layer, sequence))
     }
 
@@ -79,25 +108,23 @@ impl KvCache {
     }
 
     async fn submit_and_read(&self, gather: &Gather<'_>) -> Result<Vec<u32>, Error> {
-        if gather.bytes == 0 {
-            return Ok(Vec::new());
+        let mut words = Vec::with_capacity(gather.bytes as usize / 4);
+        for piece in gather.pieces() {
+            let size: u64 = piece.iter().map(|(_, _, size)| size).sum();
+            let usage = wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ;
+            let target = buffer(&self.device, "kivi read back", size, usage).await?;
+            let mut encoder = self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+            let mut at = 0;
+            for (source, offset, size) in piece {
+                encoder.copy_buffer_to_buffer(source, offset, &target, at, size);
+                at += size;
+            }
+            self.queue.submit([encoder.finish()]);
+            mapped(&self.device, &target).await?;
+            let bytes = target.slice(..).get_mapped_range().map_err(|e| Error::Device(e.to_string()))?;
+            words.extend(bytemuck::pod_collect_to_vec::<u8, u32>(&bytes));
         }
-        let target = self.device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some("kivi read back"),
-            size: gather.bytes,
-            usage: wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ,
-            mapped_at_creation: false,
-        });
-        let mut encoder = self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-        let mut at = 0;
-        for &(buffer, offset, size) in &gather.copies {
-            encoder.copy_buffer_to_buffer(buffer, offset, &target, at, size);
-            at += size;
-        }
-        self.queue.submit([encoder.finish()]);
-        mapped(&self.device, &target).await?;
-        let bytes = target.slice(..).get_mapped_range().map_err(|e| Error::Device(e.to_string()))?;
-        Ok(bytemuck::pod_collect_to_vec(&bytes))
+        Ok(words)
     }
 }
 

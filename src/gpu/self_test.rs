@@ -5,13 +5,13 @@
 use super::cache::KvCache;
 use super::io::{LayerIo, TensorView};
 use super::shaders::Pass;
+use super::upload::filled_buffer;
 use super::work::Work;
 use crate::error::Error;
 use crate::format::Dtype;
 use crate::geometry::Geometry;
 use crate::oracle::block_of;
 use crate::plan::{PackBlock, SlabRange, Slot, StepPlan, TokenWrite};
-use wgpu::util::DeviceExt;
 
 pub(super) async fn run(cache: &mut KvCache) -> Result<(), Error> {
     let g = cache.geometry().clone();
@@ -30,13 +30,14 @@ pub(super) async fn run(cache: &mut KvCache) -> Result<(), Error> {
     let (keys, values) = (adversarial(&g, 1), adversarial(&g, 2));
 
     let upload = |contents: &[f32]| {
-        cache.device.create_buffer_init(&wgpu::util::BufferInitDescriptor {
-            label: Some("kivi self-test"),
-            contents: bytemuck::cast_slice(contents),
-            usage: wgpu::BufferUsages::STORAGE,
-        })
+        filled_buffer(
+            &cache.device,
+            "kivi self-test",
+            bytemuck::cast_slice(contents),
+            wgpu::BufferUsages::STORAGE,
+        )
     };
-    let (k, v) = (upload(&keys), upload(&values));
+    let (k, v) = (upload(&keys)?, upload(&values)?);
     let io = LayerIo::append(TensorView::new(&k, Dtype::F32), TensorView::new(&v, Dtype::F32));
     let binding = cache.bind(&io)?;
     for pass in [Pass::Append, Pass::PackKeys, Pass::PackValues] {

@@ -214,7 +214,7 @@ fn prelude(pass: Pass, g: &Geometry) -> String {
     u("VALUE_PARAM_COUNT", l.group * l.value_groups());
     u("VALUE_CODES", l.value_code(0, 0));
     u("VALUE_PARAMS", l.value_param(0, 0));
-    u("PARTIAL_VECS", (g.partial_row_bytes() / 16) as u32);
+    u("PARTIAL_VECS", (g.partial_bytes() / 16) as u32);
     if let Pass::AttendHistory(rows) | Pass::AttendWindow(rows) | Pass::Merge(rows) = pass {
         let shape = AttendShape::new(g, rows);
         u("ROWS", rows);

@@ -1,7 +1,7 @@
 //! A step being recorded.
 
 use super::cache::KvCache;
-use super::io::LayerBinding;
+use super::io::{LayerBinding, LayerIo};
 use super::shaders::Pass;
 use super::work::{Dispatch, Work};
 use crate::error::Error;
@@ -57,6 +57,14 @@ impl<'a> Step<'a> {
         self.planned.plan.queries
     }
 
+    /// As [`KvCache::bind`], for hosts that learn of a layer's buffers only while the step is being recorded.
+    ///
+    /// # Errors
+    /// As [`KvCache::bind`].
+    pub fn bind(&self, io: &LayerIo<'_>) -> Result<LayerBinding, Error> {
+        self.cache.bind(io)
+    }
+
     /// Records one layer: its new tokens enter, the queries attend, and what has become too old for the window is packed.
     ///
     /// Sequences lie one after the other in the order given to `begin_step`. Layers may come in any order, each once.
@@ -72,7 +80,7 @@ impl<'a> Step<'a> {
     where
         'p: 't,
     {
-        let index = self.check(layer, binding)?;
+        let index = self.check(layer, binding, true)?;
         if self.recorded[index] {
             return Err(Error::LayerRepeated(layer));
         }
@@ -84,8 +92,8 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Records attention to a layer that this step has already recorded, for layers that share its keys and values. The binding's keys and
-    /// values are not used.
+    /// Records attention to a layer that this step has already recorded, for layers that share its keys and values. The binding needs only
+    /// queries and output.
     ///
     /// # Errors
     /// [`Error::LayerMissing`] if the layer has not been recorded; [`Error::StagingOverwritten`] if another layer was recorded since and the step is longer than the ring.
@@ -98,7 +106,7 @@ impl<'a> Step<'a> {
     where
         'p: 't,
     {
-        let index = self.check(layer, binding)?;
+        let index = self.check(layer, binding, false)?;
         if self.planned.plan.tokens > 0 && !self.recorded[index] {
             return Err(Error::LayerMissing(layer));
         }
@@ -123,14 +131,14 @@ impl<'a> Step<'a> {
         Ok(self.cache.planner.commit(self.planned))
     }
 
-    fn check(&self, layer: u32, binding: &LayerBinding) -> Result<usize, Error> {
+    fn check(&self, layer: u32, binding: &LayerBinding, appends: bool) -> Result<usize, Error> {
         if layer as usize >= self.cache.layers.len() {
             return Err(Error::LayerOutOfRange { got: layer, layers: self.cache.layers.len() as u32 });
         }
         if !Arc::ptr_eq(&binding.cache, &self.cache.identity()) {
             return Err(Error::ForeignBinding);
         }
-        binding.check_step(&self.planned.plan)?;
+        binding.check_step(&self.planned.plan, appends)?;
         Ok(layer as usize)
     }
 

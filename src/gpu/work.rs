@@ -3,6 +3,7 @@
 use super::shaders::{MAX_GROUPS, Pass};
 use crate::geometry::{Geometry, PLAN_PARAMS_STRIDE};
 use crate::plan::{SlabRange, StepPlan};
+use std::ops::Range;
 
 /// Parameters of one pass. Twin: `PassParams` in shaders/lib/step.wgsl.
 #[repr(C)]
@@ -16,6 +17,10 @@ pub struct PassParams {
     pub tiles: u32,
     /// Word where the slot lists begin.
     pub slots: u32,
+    /// First KV head.
+    pub first_head: u32,
+    /// Number of KV heads.
+    pub heads: u32,
 }
 
 /// One dispatch of a layer.
@@ -41,7 +46,7 @@ pub(super) struct Work {
 
 impl Work {
     pub(super) fn new(g: &Geometry, plan: &StepPlan) -> Work {
-        let passes = passes_of(plan);
+        let passes = passes_of(g, plan);
         let stride = PLAN_PARAMS_STRIDE / 4;
         let mut words = vec![0; passes.len() * stride as usize];
         let here = |words: &Vec<u32>| words.len() as u32;
@@ -64,7 +69,7 @@ impl Work {
         );
 
         let mut work = Work::default();
-        for (i, (pass, slab, range)) in passes.into_iter().enumerate() {
+        for (i, PassWork { pass, slab, range, heads }) in passes.into_iter().enumerate() {
             let (start, count) = (range.start, range.end - range.start);
             let (first, count) = match pass {
                 Pass::Append => (writes + 2 * start, count),
@@ -72,12 +77,13 @@ impl Work {
                 Pass::AttendHistory(_) | Pass::AttendWindow(_) => (items + 5 * start, count),
                 Pass::Merge(rows) => (tiles + 6 * start, count * rows),
             };
-            let params = PassParams { first, count, tiles, slots };
+            let (first_head, heads) = (heads.start, heads.end - heads.start);
+            let params = PassParams { first, count, tiles, slots, first_head, heads };
             let at = i * stride as usize;
-            words[at..at + 4].copy_from_slice(bytemuck::cast_slice(&[params]));
+            words[at..at + 6].copy_from_slice(bytemuck::cast_slice(&[params]));
             let y = match pass {
                 Pass::Append => (2 * g.token_words()).div_ceil(64),
-                _ => g.layout.kv_heads,
+                _ => heads,
             };
             let dispatch = Dispatch {
                 pass,
@@ -101,25 +107,35 @@ impl Work {
     }
 }
 
-/// The passes of a step in order, each with its slab and its range of work.
-fn passes_of(plan: &StepPlan) -> Vec<(Pass, u32, std::ops::Range<u32>)> {
+/// A pass, its slab, its range of work, and its KV heads.
+struct PassWork {
+    pass: Pass,
+    slab: u32,
+    range: Range<u32>,
+    heads: Range<u32>,
+}
+
+/// The passes of a step in order.
+fn passes_of(g: &Geometry, plan: &StepPlan) -> Vec<PassWork> {
+    let all = 0..g.layout.kv_heads;
     let mut passes = Vec::new();
-    if !plan.writes.is_empty() {
-        passes.push((Pass::Append, 0, 0..plan.writes.len() as u32));
-    }
+    let mut push = |pass, slab, range: &Range<u32>, heads: &Range<u32>| {
+        if !range.is_empty() {
+            passes.push(PassWork { pass, slab, range: range.clone(), heads: heads.clone() });
+        }
+    };
+    push(Pass::Append, 0, &(0..plan.writes.len() as u32), &all);
     for round in &plan.rounds {
-        let rows = round.row_tile;
+        let (rows, heads) = (round.row_tile, &round.heads);
         for SlabRange { slab, items } in &round.history {
-            passes.push((Pass::AttendHistory(rows), *slab, items.clone()));
+            push(Pass::AttendHistory(rows), *slab, items, heads);
         }
-        if !round.window.is_empty() {
-            passes.push((Pass::AttendWindow(rows), 0, round.window.clone()));
-        }
-        passes.push((Pass::Merge(rows), 0, round.tiles.clone()));
+        push(Pass::AttendWindow(rows), 0, &round.window, heads);
+        push(Pass::Merge(rows), 0, &round.tiles, heads);
     }
     for SlabRange { slab, items } in &plan.pack_slabs {
-        passes.push((Pass::PackKeys, *slab, items.clone()));
-        passes.push((Pass::PackValues, *slab, items.clone()));
+        push(Pass::PackKeys, *slab, items, &all);
+        push(Pass::PackValues, *slab, items, &all);
     }
     passes
 }

@@ -215,7 +215,7 @@ fn attend(
     for round in &plan.rounds {
         for tile_index in round.tiles.clone() {
             let tile = &plan.tiles[tile_index as usize];
-            for head in 0..g.layout.kv_heads {
+            for head in round.heads.clone() {
                 let places: Vec<usize> = tile_places(g, tile, head).collect();
                 let rows: Vec<Row> = places
                     .iter()

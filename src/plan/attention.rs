@@ -7,6 +7,7 @@ use super::pool::Pool;
 use super::{AttendItem, Round, RowTile, SlabRange, StepPlan};
 use crate::format::PAGE_TOKENS;
 use crate::geometry::Geometry;
+use std::ops::Range;
 
 /// What one sequence attends to.
 pub(super) struct Attention<'a> {
@@ -60,26 +61,39 @@ impl Attention<'_> {
 
 /// Adds the attention of all sequences to `plan`.
 pub(super) fn plan_attention(g: &Geometry, pool: &Pool, sequences: &[Attention<'_>], plan: &mut StepPlan) {
+    let kv_heads = g.layout.kv_heads;
     for row_tile in g.row_tiles() {
-        let mut round = RoundBuilder::new(row_tile, plan);
+        let mut round = RoundBuilder::new(row_tile, 0..kv_heads, plan);
         for sequence in sequences.iter().filter(|s| s.queries > 0 && g.row_tile(s.queries) == row_tile) {
             let splits = sequence.splits(g, pool);
+            let partial_rows = splits.len() as u32 * row_tile;
             let rows = sequence.queries * g.heads_per_group;
             for first_row in (0..rows).step_by(row_tile as usize) {
-                let partial_rows = splits.len() as u32 * row_tile;
-                if round.partial_rows + partial_rows > g.scratch_rows {
-                    round.finish(plan);
-                    round = RoundBuilder::new(row_tile, plan);
-                }
-                plan.tiles.push(RowTile {
+                let tile = RowTile {
                     first_query: sequence.first_query,
                     first_row,
                     rows: row_tile.min(rows - first_row),
                     position: sequence.position,
-                    first_partial: round.partial_rows,
+                    first_partial: 0,
                     splits: splits.len() as u32,
-                });
-                round.add(plan.tiles.len() as u32 - 1, &splits);
+                };
+                // As many heads at a time as the scratch holds; the geometry sees to it that one does.
+                let heads = (g.scratch_cells / partial_rows).clamp(1, kv_heads);
+                if heads < kv_heads {
+                    for first in (0..kv_heads).step_by(heads as usize) {
+                        round.finish(plan);
+                        round = RoundBuilder::new(row_tile, first..kv_heads.min(first + heads), plan);
+                        round.add(tile, &splits, plan);
+                    }
+                    round.finish(plan);
+                    round = RoundBuilder::new(row_tile, 0..kv_heads, plan);
+                    continue;
+                }
+                if (round.partial_rows + partial_rows) * kv_heads > g.scratch_cells {
+                    round.finish(plan);
+                    round = RoundBuilder::new(row_tile, 0..kv_heads, plan);
+                }
+                round.add(tile, &splits, plan);
             }
         }
         round.finish(plan);
@@ -88,6 +102,7 @@ pub(super) fn plan_attention(g: &Geometry, pool: &Pool, sequences: &[Attention<'
 
 struct RoundBuilder {
     row_tile: u32,
+    heads: Range<u32>,
     first_tile: u32,
     partial_rows: u32,
     history: Vec<(u32, AttendItem)>,
@@ -95,9 +110,10 @@ struct RoundBuilder {
 }
 
 impl RoundBuilder {
-    fn new(row_tile: u32, plan: &StepPlan) -> RoundBuilder {
+    fn new(row_tile: u32, heads: Range<u32>, plan: &StepPlan) -> RoundBuilder {
         RoundBuilder {
             row_tile,
+            heads,
             first_tile: plan.tiles.len() as u32,
             partial_rows: 0,
             history: Vec::new(),
@@ -105,9 +121,11 @@ impl RoundBuilder {
         }
     }
 
-    fn add(&mut self, tile: u32, splits: &[Split]) {
+    fn add(&mut self, tile: RowTile, splits: &[Split], plan: &mut StepPlan) {
+        let index = plan.tiles.len() as u32;
+        plan.tiles.push(RowTile { first_partial: self.partial_rows, ..tile });
         for split in splits {
-            let partial = self.partial_rows;
+            let (tile, partial) = (index, self.partial_rows);
             self.partial_rows += self.row_tile;
             match *split {
                 Split::Page { slab, source, tokens, first_position } => {
@@ -120,6 +138,7 @@ impl RoundBuilder {
         }
     }
 
+    /// Adds the round to the plan, if it has a tile.
     fn finish(self, plan: &mut StepPlan) {
         let tiles = self.first_tile..plan.tiles.len() as u32;
         if tiles.is_empty() {
@@ -130,6 +149,7 @@ impl RoundBuilder {
         plan.items.extend(self.window);
         plan.rounds.push(Round {
             row_tile: self.row_tile,
+            heads: self.heads,
             tiles,
             history,
             window: first..plan.items.len() as u32,

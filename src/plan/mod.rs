@@ -76,7 +76,7 @@ pub struct RowTile {
     pub rows: u32,
     /// Position of the sequence's first query.
     pub position: u32,
-    /// First partial row of the tile; split `s`, row `r` is at `first_partial + s * row_tile + r`.
+    /// First partial row of the tile; split `s`, row `r` is partial row `first_partial + s * row_tile + r`.
     pub first_partial: u32,
     /// Splits to merge, in order of position.
     pub splits: u32,
@@ -107,10 +107,14 @@ pub struct SlabRange {
 }
 
 /// Tiles whose partial results fit the scratch together. Rounds run one after the other.
+///
+/// Partial row `p` of head `h` is cell `p * heads.len() + h - heads.start` of the scratch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Round {
     /// Rows per workgroup of these tiles.
     pub row_tile: u32,
+    /// KV heads.
+    pub heads: Range<u32>,
     /// Range of [`StepPlan::tiles`].
     pub tiles: Range<u32>,
     /// Ranges of [`StepPlan::items`] that read packed pages.

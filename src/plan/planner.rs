@@ -102,29 +102,18 @@ impl Planner {
     /// # Errors
     /// [`Error::TooManySequences`].
     pub fn create_sequence(&mut self) -> Result<SequenceId, Error> {
-        // A removed sequence that could still come back (by discard) keeps its slot.
-        let kept = |i: usize| {
-            self.undo.iter().any(|u| matches!(&u.change, Change::Remove(s) if s.id.index as usize == i))
+        // The slot of a sequence that was removed and could come back (by discard) is taken last, the oldest such first; then its removal and what
+        // came before it can no longer be undone.
+        let removal = |index: usize| {
+            let of_slot = |u: &Undo| matches!(&u.change, Change::Remove(s) if s.id.index as usize == index);
+            self.undo.iter().rposition(of_slot).map_or(0, |at| at + 1)
         };
-        let empty = |i: &usize| self.sequences[*i].is_none();
-        let slots = 0..self.sequences.len();
-        let free = slots.clone().find(|i| empty(i) && !kept(*i));
-        let index = match free {
-            Some(index) => index,
-            None => {
-                let index = slots
-                    .clone()
-                    .find(empty)
-                    .ok_or(Error::TooManySequences { max: self.geometry.max_sequences })?;
-                // The slot is needed: what was removed from it, and all before, can no longer be undone.
-                let last = self
-                    .undo
-                    .iter()
-                    .rposition(|u| matches!(&u.change, Change::Remove(s) if s.id.index as usize == index));
-                self.undo.drain(..=last.unwrap_or(0));
-                index
-            }
-        };
+        let empty = (0..self.sequences.len()).filter(|i| self.sequences[*i].is_none());
+        let index = empty
+            .min_by_key(|i| removal(*i))
+            .ok_or(Error::TooManySequences { max: self.geometry.max_sequences })?;
+        let forgotten = removal(index);
+        self.undo.drain(..forgotten);
         self.generation += 1;
         let id = SequenceId { index: index as u32, generation: self.generation };
         self.sequences[index] = Some(Sequence { id, lengths: Lengths::default(), pages: Vec::new() });
@@ -140,7 +129,7 @@ impl Planner {
         let Some(sequence) = self.sequences[index].take() else {
             return Err(Error::UnknownSequence(id));
         };
-        self.pool.give(sequence.pages.iter().rev().copied());
+        self.pool.give_last(&sequence.pages);
         Ok(self.record(Change::Remove(sequence)))
     }
 
@@ -267,7 +256,7 @@ impl Planner {
         self.record(Change::Step(before))
     }
 
-    /// Undoes the latest operation. What it wrote on the GPU must not have been submitted, or the caller no longer cares for what it overwrote.
+    /// Undoes the latest operation. Neither its own work nor that of a step begun since (and dropped) may have been submitted.
     ///
     /// # Errors
     /// [`Error::NotLatest`], [`Error::TooOld`].
@@ -291,7 +280,7 @@ impl Planner {
                 }
             }
             Some(Change::Remove(sequence)) => {
-                self.pool.take(sequence.pages.len() as u32);
+                self.pool.take_back(sequence.pages.len());
                 let index = sequence.id.index as usize;
                 self.sequences[index] = Some(sequence);
             }

@@ -35,6 +35,16 @@ impl Pool {
         self.free.extend(pages);
     }
 
+    /// Returns the pages of a removed sequence so that they are handed out last: the removal may be undone.
+    pub(super) fn give_last(&mut self, pages: &[u32]) {
+        self.free.splice(..0, pages.iter().copied());
+    }
+
+    /// Undoes the latest [`Self::give_last`] of `n` pages.
+    pub(super) fn take_back(&mut self, n: usize) {
+        self.free.drain(..n);
+    }
+
     pub(super) fn slab(&self, page: u32) -> u32 {
         page / self.pages_per_slab
     }

@@ -121,6 +121,52 @@ fn huge_logits() {
     }
 }
 
+/// Products q·k far beyond the largest f16: logits are f32 and finite.
+#[test]
+fn products_beyond_f16() {
+    let mut pair = Pair::new(&config(4, 1, 64));
+    pair.key_scale = 6000.0;
+    let s = pair.create_sequence();
+    pair.fill(s, 500);
+    pair.step(&[SequenceStep::extend(s, 3)]);
+}
+
+/// Per-channel offsets up to ±200, as biased key projections have: their share of the logits is exact, whatever the width.
+#[test]
+fn keys_with_channel_offsets() {
+    for bits in Bits::ALL {
+        let mut pair = Pair::new(&config(4, 2, 128).with_bits(bits, bits));
+        let s = pair.create_sequence();
+        for (append, attend) in [(400, 0), (1, 1), (3, 3)] {
+            let step = [SequenceStep { sequence: s, append, attend }];
+            let mut tensors = pair.tensors(&step);
+            let offsets = [0.0, 200.0, -200.0, 37.0];
+            for (i, k) in tensors[0].k.iter_mut().enumerate() {
+                *k += offsets[i % 4];
+            }
+            let scale = 128f64.sqrt().recip();
+            let products = |q: &[f32]| -> f64 {
+                q.iter().zip(offsets.iter().cycle()).map(|(q, o)| f64::from((q * o).abs())).sum::<f64>()
+                    * scale
+            };
+            pair.cancelling = tensors[0].q.chunks(128).map(products).fold(0.0, f64::max);
+            pair.step_with(&step, &tensors);
+        }
+        pair.check_state(s);
+    }
+}
+
+/// More tokens in a step than workgroups in one dimension.
+#[test]
+fn steps_of_more_than_65535_tokens() {
+    let config = CacheConfig::new(1, 1, 1, 8).with_max_step(70_000).with_capacity(70_500);
+    let mut pair = Pair::new(&config);
+    let s = pair.create_sequence();
+    pair.step(&[SequenceStep { sequence: s, append: 70_000, attend: 2 }]);
+    pair.step(&[SequenceStep::decode(s)]);
+    pair.check_state(s);
+}
+
 #[test]
 fn sinks_of_more_than_a_page() {
     let mut pair = Pair::new(&config(2, 1, 64).with_sink_tokens(300).with_residual_window(0));
@@ -168,7 +214,28 @@ fn several_slabs_and_sequences() {
     }
     for (&a, &b) in ids.iter().zip(&lone) {
         pair.check_state(a);
-        assert_eq!(pair.gpu.read_state_blocking(0, a).unwrap(), alone.gpu.read_state_blocking(0, b).unwrap());
+        assert_eq!(
+            pair.gpu.submit_and_read_state_blocking(0, a).unwrap(),
+            alone.gpu.submit_and_read_state_blocking(0, b).unwrap()
+        );
+    }
+}
+
+/// With scratch for one head of one tile at a time attention runs in many rounds, and every bit stays the same.
+#[test]
+fn rounds_do_not_change_a_bit() {
+    let base = config(12, 3, 64).with_residual_window(32).with_max_sequences(2);
+    let mut one = Pair::new(&base);
+    let mut many = Pair::new(&base.clone().with_max_scratch_bytes(1));
+    let mut some = Pair::new(&base.with_max_scratch_bytes(50_000));
+    let ids = [&mut one, &mut many, &mut some].map(|p| [p.create_sequence(), p.create_sequence()]);
+    for (n, m) in [(470, 40), (8, 1), (1, 8), (3, 300)] {
+        let steps = ids[0].map(|sequence| SequenceStep { sequence, append: n, attend: n.min(8) });
+        let steps = [steps[0], SequenceStep { append: m, attend: m.min(8), ..steps[1] }];
+        let tensors = one.tensors(&steps);
+        let expected = one.step_with(&steps, &tensors);
+        assert_eq!(many.step_with(&steps, &tensors), expected);
+        assert_eq!(some.step_with(&steps, &tensors), expected);
     }
 }
 

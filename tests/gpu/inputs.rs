@@ -212,7 +212,7 @@ fn wrong_configurations() {
     assert!(matches!(config_error(config().with_softmax_scale(f32::NAN)), Error::SoftmaxScale { .. }));
     assert!(matches!(config_error(config().with_sink_tokens(1001)), Error::SinksBeyondCapacity { .. }));
     let slab = config_error(config().with_max_slab_bytes(1000));
-    assert!(matches!(slab, Error::LimitTooLow { available: 1000, .. }), "{slab}");
+    assert!(matches!(slab, Error::LimitTooLow { limit: "max_slab_bytes", available: 1000, .. }), "{slab}");
 }
 
 #[test]

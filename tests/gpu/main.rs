@@ -2,6 +2,7 @@
 
 mod attention;
 mod inputs;
+mod real_data;
 mod shaders;
 mod steps;
 mod support;

@@ -193,12 +193,11 @@ fn layers_that_share_keys_and_values_attend_without_appending() {
         let outs = [poisoned_buffer(t.q.len() * 4), poisoned_buffer(t.q.len() * 4)];
         let view = |b| TensorView::new(b, Dtype::F32);
         let first = pair.gpu.bind(&LayerIo::new(view(&k), view(&v), view(&q), view(&outs[0]))).unwrap();
-        let shared = pair.gpu.bind(&LayerIo::attend(view(&q), view(&outs[1])));
-        // Attending needs no keys and values of its own, but the step appends: the shared layer's binding has none to give.
-        assert!(shared.is_ok());
-        let again = pair.gpu.bind(&LayerIo::new(view(&k), view(&v), view(&q), view(&outs[1]))).unwrap();
+        // It needs no keys and values of its own, and can be bound while the step is recorded.
+        let again = LayerIo::attend(view(&q), view(&outs[1]));
         submit(|encoder| {
             let mut step = pair.gpu.begin_step(encoder, &steps).unwrap();
+            let again = step.bind(&again).unwrap();
             step.layer(&mut *encoder, 0, &first).unwrap();
             step.attend(&mut *encoder, 0, &again).unwrap();
             step.layer(&mut *encoder, 1, &first).unwrap();
@@ -321,7 +320,7 @@ fn a_second_device_in_one_process() {
     queue.submit([encoder.finish()]);
     let input = LayerInput { k: &data, v: &data, q: &[] };
     cpu.step(&steps, &[input, input]).unwrap();
-    assert_eq!(gpu.read_state_blocking(1, s).unwrap(), cpu.state(1, s).unwrap());
+    assert_eq!(gpu.submit_and_read_state_blocking(1, s).unwrap(), cpu.state(1, s).unwrap());
 }
 
 #[test]
