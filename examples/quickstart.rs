@@ -291,7 +291,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("adapter              {} ({:?})", gpu.info.name, gpu.info.backend);
     println!("driver               {} {}", gpu.info.driver, gpu.info.driver_info);
     println!(
-        "heads                {query_heads} query, {kv_heads} KV, head_dim {head_dim}; {layers} layers with the same tensors"
+        "heads                {query_heads} query, {kv_heads} KV, head_dim {head_dim}; layers: {layers}, all given the same tensors"
     );
     println!(
         "format               keys {} bits per channel, values {} bits per token, groups of {}",

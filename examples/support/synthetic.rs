@@ -48,7 +48,7 @@ impl Synthetic {
             let wanted = (position + 1) * (2 * head + 1) / (2 * self.query_heads + 1);
             let kv_head = head * self.kv_heads / self.query_heads;
             let first = (wanted * self.kv_heads + kv_head) * self.head_dim;
-            query.extend((first..first + self.head_dim).map(|i| 1.5 * Self::noise(1, i as u64)));
+            query.extend((first..first + self.head_dim).map(|i| 2.0 * Self::noise(1, i as u64)));
         }
         query
     }
