@@ -6,15 +6,21 @@
 // | 2 | partial results | read |
 // | 0 of group 1 | io | read |
 // | 1 | host's output | write |
+// | 2 | host's sink logits, if any | read |
+// | 3 | host's log-sum-exp, if any | write |
 //
 // Grid: x, z rows of all tiles; y KV heads. An invocation owns four channels and a share of the splits.
 
 @group(0) @binding(2) var<storage, read> partials: array<vec4<f32>>;
 @group(1) @binding(0) var<uniform> io: Io;
 @group(1) @binding(1) var<storage, read_write> host_output: array<u32>;
+@group(1) @binding(2) var<storage, read> host_sinks: array<u32>;
+@group(1) @binding(3) var<storage, read_write> host_lse: array<u32>;
 
 const MERGE_WORKGROUP: u32 = 128u;
 const VECS: u32 = HEAD_DIM / 4u;
+const LOG2_E: f32 = 1.4426950408889634;
+const LN_2: f32 = 0.6931471805599453;
 
 var<workgroup> sh_max: array<f32, MERGE_WORKGROUP>;
 var<workgroup> sh_sum: array<f32, MERGE_WORKGROUP>;
@@ -81,6 +87,19 @@ fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
     }
     workgroupBarrier();
     highest = sh_max[0];
+    let r = plan[tile + 1u] + row;
+    let query = plan[tile] + r / HEADS_PER_GROUP;
+    let query_head = head * HEADS_PER_GROUP + r % HEADS_PER_GROUP;
+
+    // A learned sink: one more logit, without a value.
+    var sink_weight = 0.0;
+    if (io.sinks.dtype != ABSENT) {
+        let index = io.sinks.offset + query_head * io.sinks.head_stride;
+        let bits = element_bits(io.sinks.dtype, host_sinks[element_word(io.sinks.dtype, index)], index);
+        let sink = bitcast<f32>(bits) * LOG2_E;
+        highest = max(highest, sink);
+        sink_weight = exp2(sink - highest);
+    }
 
     let v = local % MERGE_VECS;
     let share = local / MERGE_VECS;
@@ -105,11 +124,14 @@ fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
             sum += sh_sum[i * MERGE_VECS + v];
             out += sh_out[i * MERGE_VECS + v];
         }
+        sum += sink_weight;
         // A row that sees no token has zeros everywhere.
         let result = select(vec4<f32>(), out / sum, sum > 0.0);
-        let r = plan[tile + 1u] + row;
-        let query = plan[tile] + r / HEADS_PER_GROUP;
-        let query_head = head * HEADS_PER_GROUP + r % HEADS_PER_GROUP;
         write_output(io.out.offset + query * io.out.token_stride + query_head * io.out.head_stride + 4u * v, result);
+        if (v == 0u && io.lse.dtype != ABSENT) {
+            let lse = bitcast<u32>((highest + log2(sum)) * LN_2);
+            let at = io.lse.offset + query * io.lse.token_stride + query_head * io.lse.head_stride;
+            host_lse[at] = select(0xff800000u, lse, sum > 0.0);
+        }
     }
 }

@@ -232,6 +232,16 @@ pub enum Error {
         /// Second tensor.
         b: &'static str,
     },
+    /// Two tensors of one pass share a buffer, of which at least one is written.
+    #[error(
+        "{a} and {b} are in one buffer, which a pass may not both read and write: give them buffers of their own"
+    )]
+    SharedBuffer {
+        /// First tensor.
+        a: &'static str,
+        /// Second tensor.
+        b: &'static str,
+    },
     /// An offset or a stride that the kernels cannot address.
     #[error("{field} of {tensor} = {got} is not supported: {rule} ({dtype:?})")]
     Stride {

@@ -59,7 +59,7 @@ proptest! {
                 data.values.insert(first + i as u64, v[i * row..(i + 1) * row].to_vec());
             }
             let step = SequenceStep { sequence: id, append, attend: queries };
-            let out = cache.step(&[step], &[LayerInput { k: &k, v: &v, q: &q }]).unwrap().1.remove(0);
+            let out = cache.step(&[step], &[LayerInput { k: &k, v: &v, q: &q, ..Default::default() }]).unwrap().1.remove(0);
             naive.enter(first..first + u64::from(append));
             for head in 0..4 {
                 let (keys, values) = seen(&config, &data, &naive, head / 2);
@@ -91,7 +91,7 @@ proptest! {
             for &n in chunks {
                 let n = n.min(config.max_step) as usize;
                 let range = done * row..(done + n) * row;
-                let input = LayerInput { k: &k[range.clone()], v: &v[range], q: &[] };
+                let input = LayerInput { k: &k[range.clone()], v: &v[range], q: &[], ..Default::default() };
                 cache.step(&[SequenceStep::append(id, n as u32)], &[input]).unwrap();
                 done += n;
             }
@@ -106,7 +106,7 @@ fn inputs_of_the_wrong_size_are_refused() {
     let mut cache = CpuCache::new(&CacheConfig::new(2, 2, 1, 64)).unwrap();
     let id = cache.create_sequence().unwrap();
     let row = [0.0; 64];
-    let input = LayerInput { k: &row, v: &row, q: &[0.0; 64] };
+    let input = LayerInput { k: &row, v: &row, q: &[0.0; 64], ..Default::default() };
     let step = [SequenceStep::decode(id)];
     let short = cache.step(&step, &[input, input]).unwrap_err();
     assert_eq!(short, kivi_wgpu::Error::BufferTooSmall { tensor: "q", needed: 512, got: 256 });

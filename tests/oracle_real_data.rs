@@ -43,8 +43,12 @@ fn run(data: &RealData, config: &CacheConfig) -> Vec<f32> {
         let n = if done < prompt { 300.min(prompt - done) } else { data.queries };
         let queries = if done < prompt { 0 } else { data.queries };
         let range = done * row..(done + n) * row;
-        let input =
-            LayerInput { k: &data.k[range.clone()], v: &data.v[range], q: &data.q[..queries * query_row] };
+        let input = LayerInput {
+            k: &data.k[range.clone()],
+            v: &data.v[range],
+            q: &data.q[..queries * query_row],
+            ..Default::default()
+        };
         let step = SequenceStep { sequence, append: n as u32, attend: queries as u32 };
         out = cache.step(&[step], &[input]).unwrap().1.remove(0).out;
         done += n;

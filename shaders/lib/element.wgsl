@@ -4,6 +4,7 @@
 const F32: u32 = 0u;
 const F16: u32 = 1u;
 const BF16: u32 = 2u;
+const ABSENT: u32 = 3u;
 
 // A host's tensor: offset and strides in elements.
 struct View {
@@ -18,6 +19,8 @@ struct Io {
     v: View,
     q: View,
     out: View,
+    sinks: View,
+    lse: View,
 }
 
 // f32 bits of an f16. Exact, for every input.

@@ -1,6 +1,7 @@
 //! The cache, its buffers and its bind groups.
 
-use super::io::{LayerBinding, LayerIo};
+use super::binding::LayerBinding;
+use super::io::LayerIo;
 use super::memory::MemoryUsage;
 use super::pipelines::{HostLayouts, Pipelines};
 use super::shaders::{MAX_GROUPS, Pass, workgroup_bytes};
@@ -66,7 +67,7 @@ pub struct KvCache {
     pub(super) layers: Vec<LayerBuffers>,
     pub(super) merge: wgpu::BindGroup,
     pub(super) plan: wgpu::Buffer,
-    staging: wgpu::Buffer,
+    pub(super) staging: wgpu::Buffer,
     scratch: wgpu::Buffer,
     uploads: Uploads,
     identity: Arc<()>,

@@ -1,5 +1,6 @@
 //! The cache on a GPU: carries out step plans with wgpu.
 
+mod binding;
 mod cache;
 mod io;
 mod memory;
@@ -11,8 +12,9 @@ mod step;
 mod upload;
 mod work;
 
+pub use binding::LayerBinding;
 pub use cache::{KvCache, KvCacheOptions};
-pub use io::{IoParams, LayerBinding, LayerIo, TensorView, ViewParams};
+pub use io::{IoParams, LayerIo, TensorView, ViewParams};
 pub use memory::MemoryUsage;
 pub use shaders::{Pass, ShaderSource};
 pub use step::{Step, Target};

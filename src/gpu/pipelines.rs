@@ -55,7 +55,7 @@ impl Pipelines {
         let host = HostLayouts {
             append: layout(device, "kivi keys and values", &[Uniform, Read, Read]),
             queries: layout(device, "kivi queries", &[Uniform, Read]),
-            output: layout(device, "kivi output", &[Uniform, Write]),
+            output: layout(device, "kivi output", &[Uniform, Write, Read, Write]),
         };
         let pipeline_layout = |groups: &[&wgpu::BindGroupLayout]| {
             let groups: Vec<_> = groups.iter().map(|g| Some(*g)).collect();

@@ -1,7 +1,8 @@
 //! A step being recorded.
 
+use super::binding::LayerBinding;
 use super::cache::KvCache;
-use super::io::{LayerBinding, LayerIo};
+use super::io::LayerIo;
 use super::shaders::Pass;
 use super::work::{Dispatch, Work};
 use crate::error::Error;

@@ -19,6 +19,8 @@ pub struct LayerInput<'a> {
     pub v: &'a [f32],
     /// Queries after RoPE, `[query][query head][head_dim]`.
     pub q: &'a [f32],
+    /// Learned sink logits, `[query head]`; empty if the layer has none.
+    pub sink_logits: &'a [f32],
 }
 
 /// Attention of one layer in one step.
@@ -28,6 +30,8 @@ pub struct AttentionOutput {
     pub out: Vec<f64>,
     /// Largest magnitude of a scaled logit, `[query][query head]`.
     pub max_logit: Vec<f64>,
+    /// Log-sum-exp of the scaled logits, sink logit included, `[query][query head]`.
+    pub lse: Vec<f64>,
 }
 
 #[derive(Debug, Clone)]
@@ -43,7 +47,7 @@ struct LayerMemory {
 /// let mut cache = CpuCache::new(&CacheConfig::new(1, 2, 1, 64))?;
 /// let sequence = cache.create_sequence()?;
 /// let (k, v, q) = ([0.5; 64], [2.0; 64], [1.0; 128]);
-/// let input = LayerInput { k: &k, v: &v, q: &q };
+/// let input = LayerInput { k: &k, v: &v, q: &q, ..Default::default() };
 /// let (_, output) = cache.step(&[SequenceStep::decode(sequence)], &[input])?;
 /// assert_eq!(output[0].out, [2.0; 128]);
 /// # Ok::<(), kivi_wgpu::Error>(())
@@ -166,6 +170,10 @@ impl CpuCache {
 fn check_input(g: &Geometry, plan: &StepPlan, input: &LayerInput<'_>) -> Result<(), Error> {
     let row = u64::from(g.layout.kv_heads * g.layout.head_dim) * 4;
     let query_row = row * u64::from(g.heads_per_group);
+    if !input.sink_logits.is_empty() && input.sink_logits.len() != g.query_heads as usize {
+        let (needed, got) = (u64::from(g.query_heads) * 4, input.sink_logits.len() as u64 * 4);
+        return Err(Error::BufferTooSmall { tensor: "sink_logits", needed, got });
+    }
     for (tensor, slice, rows, row) in [
         ("k", input.k, plan.tokens, row),
         ("v", input.v, plan.tokens, row),
@@ -188,7 +196,7 @@ fn run_layer(
 ) -> AttentionOutput {
     append(g, plan, Tensor::Keys, input.k, &mut memory.ring, staging);
     append(g, plan, Tensor::Values, input.v, &mut memory.ring, staging);
-    let output = attend(g, plan, memory, staging, input.q);
+    let output = attend(g, plan, memory, staging, input);
     let tokens = Tokens { ring: &memory.ring, staging };
     let block_words = g.layout.block_words() as usize;
     for range in &plan.pack_slabs {
@@ -207,11 +215,13 @@ fn attend(
     plan: &StepPlan,
     memory: &LayerMemory,
     staging: &Unpacked,
-    q: &[f32],
+    input: &LayerInput<'_>,
 ) -> AttentionOutput {
+    let q = input.q;
     let head_dim = g.layout.head_dim as usize;
     let rows = plan.queries as usize * g.query_heads as usize;
-    let mut output = AttentionOutput { out: vec![0.0; rows * head_dim], max_logit: vec![0.0; rows] };
+    let mut output =
+        AttentionOutput { out: vec![0.0; rows * head_dim], max_logit: vec![0.0; rows], lse: vec![0.0; rows] };
     for round in &plan.rounds {
         for tile_index in round.tiles.clone() {
             let tile = &plan.tiles[tile_index as usize];
@@ -228,8 +238,10 @@ fn attend(
                 let parts = tile_partials(g, plan, round, tile_index, head, memory, staging, &rows);
                 for (r, &place) in places.iter().enumerate() {
                     let partials: Vec<Partial> = parts.iter().map(|(_, p)| p[r].clone()).collect();
-                    output.out[place * head_dim..][..head_dim]
-                        .copy_from_slice(&merge(g.layout.head_dim, &partials));
+                    let sink = input.sink_logits.get(place % g.query_heads as usize).copied().map(f64::from);
+                    let (out, lse) = merge(g.layout.head_dim, &partials, sink);
+                    output.out[place * head_dim..][..head_dim].copy_from_slice(&out);
+                    output.lse[place] = lse;
                     output.max_logit[place] = partials.iter().fold(0.0, |m, p| m.max(p.max_magnitude));
                 }
             }

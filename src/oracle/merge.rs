@@ -2,13 +2,15 @@
 
 use super::Partial;
 
-/// The attention output over all the tokens that `partials` cover, per channel; zeros if there is none.
+/// The attention output over all the tokens that `partials` cover, per channel (zeros if there is none), and the log-sum-exp of the row's
+/// logits (−∞ if there is none).
 ///
-/// A part in which the row sees nothing has sum 0 and does not count.
-pub fn merge(head_dim: u32, partials: &[Partial]) -> Vec<f64> {
-    let max = partials.iter().map(|p| p.max).fold(f64::NEG_INFINITY, f64::max);
+/// A part in which the row sees nothing has sum 0 and does not count. A learned `sink` is one more logit, of a token without a value.
+pub fn merge(head_dim: u32, partials: &[Partial], sink: Option<f64>) -> (Vec<f64>, f64) {
+    let maxima = partials.iter().map(|p| p.max).chain(sink);
+    let max = maxima.fold(f64::NEG_INFINITY, f64::max);
     let mut out = vec![0.0; head_dim as usize];
-    let mut sum = 0.0;
+    let mut sum = sink.map_or(0.0, |sink| (sink - max).exp());
     for part in partials.iter().filter(|p| p.sum > 0.0) {
         let weight = (part.max - max).exp();
         sum += weight * part.sum;
@@ -21,5 +23,5 @@ pub fn merge(head_dim: u32, partials: &[Partial]) -> Vec<f64> {
             *x /= sum;
         }
     }
-    out
+    (out, if sum > 0.0 { max + sum.ln() } else { f64::NEG_INFINITY })
 }

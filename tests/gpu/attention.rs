@@ -121,6 +121,19 @@ fn huge_logits() {
     }
 }
 
+/// Learned sink logits, in and far above and far below the range of the others.
+#[test]
+fn learned_sinks() {
+    let mut pair = Pair::new(&config(6, 2, 64).with_sink_tokens(2));
+    let s = pair.create_sequence();
+    for sinks in [[0.5, -3.0, 2.0, 4.0, 0.0, 1.0], [30.0, -200.0, 3.0, 9.0, -9.0, 0.0]] {
+        pair.sink_logits = sinks.to_vec();
+        pair.step(&[SequenceStep::extend(s, 3)]);
+        pair.fill(s, 300);
+        pair.step(&[SequenceStep::decode(s)]);
+    }
+}
+
 /// Products q·k far beyond the largest f16: logits are f32 and finite.
 #[test]
 fn products_beyond_f16() {

@@ -142,6 +142,12 @@ fn wrong_buffers() {
     assert!(matches!(odd, Error::Stride { field: "token_stride", got: 129, .. }), "{odd}");
     let short = bind_error(|b| LayerIo { k: Some(f32_view(&b.k).with_strides(128, 32)), ..b.io() });
     assert!(matches!(short, Error::Stride { field: "head_stride", got: 32, .. }), "{short}");
+    let shared = bind_error(|b| b.io().with_lse(f32_view(&b.out).with_offset(2048)));
+    assert_eq!(shared, Error::SharedBuffer { a: "out", b: "lse" });
+    let wide = bind_error(|b| b.io().with_lse(TensorView::new(&b.k, Dtype::F16)));
+    assert!(matches!(wide, Error::Stride { tensor: "lse", field: "dtype", .. }), "{wide}");
+    let few = bind_error(|b| b.io().with_sink_logits(f32_view(&b.v).with_offset(4096 - 8)));
+    assert_eq!(few, Error::BufferTooSmall { tensor: "sink_logits", needed: 4096 + 8, got: 4096 });
     let half = bind_error(|b| LayerIo { k: None, ..b.io() });
     assert!(matches!(half, Error::BindingIncomplete { .. }), "{half}");
     let half = bind_error(|b| LayerIo { out: None, ..b.io() });

@@ -81,7 +81,7 @@ fn host_structs_match_the_shaders() {
     let module = parse(Pass::Append, g);
     check!(module, "PassParams", PassParams, first, count, tiles, slots, first_head, heads);
     check!(module, "View", ViewParams, offset, token_stride, head_stride, dtype);
-    check!(module, "Io", IoParams, k, v, q, out);
+    check!(module, "Io", IoParams, k, v, q, out, sinks, lse);
 }
 
 /// The table of shaders/README.md, as `| pass | group | binding | name | access |` rows.

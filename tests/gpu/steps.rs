@@ -139,7 +139,7 @@ fn a_step_can_be_recorded_into_the_hosts_pass() {
         drop(pass);
         step.finish().unwrap();
     });
-    let input = LayerInput { k: &t.k, v: &t.v, q: &t.q };
+    let input = LayerInput { k: &t.k, v: &t.v, q: &t.q, ..Default::default() };
     let (_, expected) = pair.cpu.step(&steps, &[input, input]).unwrap();
     for (layer, (out, expected)) in outs.iter().zip(&expected).enumerate() {
         pair.check(layer, &decode(&read_buffer(out), Dtype::F32), expected);
@@ -204,7 +204,7 @@ fn layers_that_share_keys_and_values_attend_without_appending() {
             step.attend(&mut *encoder, 1, &again).unwrap();
             step.finish().unwrap();
         });
-        let input = LayerInput { k: &t.k, v: &t.v, q: &t.q };
+        let input = LayerInput { k: &t.k, v: &t.v, q: &t.q, ..Default::default() };
         pair.cpu.step(&steps, &[input, input]).unwrap();
         assert_eq!(read_buffer(&outs[0]), read_buffer(&outs[1]));
         pair.check_state(s);
@@ -261,7 +261,8 @@ fn any_layout_of_the_hosts_tensors() {
                     .collect()
             };
             let (q, k, v) = (gather(4, 0), gather(2, 4), gather(2, 6));
-            let expected = pair.cpu.step(&steps, &[LayerInput { k: &k, v: &v, q: &q }]).unwrap().1;
+            let expected =
+                pair.cpu.step(&steps, &[LayerInput { k: &k, v: &v, q: &q, ..Default::default() }]).unwrap().1;
             let raw = decode(&read_buffer(&out), Dtype::F32);
             let got: Vec<f32> = (0..n * 4)
                 .flat_map(|i| raw[8 + (i / 4) * 100 + (i % 4) * 100 * n..][..64].to_vec())
@@ -318,7 +319,7 @@ fn a_second_device_in_one_process() {
     step.layer(&mut encoder, 1, &binding).unwrap();
     step.finish().unwrap();
     queue.submit([encoder.finish()]);
-    let input = LayerInput { k: &data, v: &data, q: &[] };
+    let input = LayerInput { k: &data, v: &data, q: &[], ..Default::default() };
     cpu.step(&steps, &[input, input]).unwrap();
     assert_eq!(gpu.submit_and_read_state_blocking(1, s).unwrap(), cpu.state(1, s).unwrap());
 }

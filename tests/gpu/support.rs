@@ -157,6 +157,10 @@ pub struct Pair {
     pub key_scale: f32,
     /// Σ|q·k| where products much larger than the logits cancel: f32 sums are only as exact as their largest part.
     pub cancelling: f64,
+    /// Learned sink logits of all layers; empty: none.
+    pub sink_logits: Vec<f32>,
+    /// Log-sum-exp outputs of the step recorded last, by layer.
+    lse: Vec<wgpu::Buffer>,
 }
 
 impl Pair {
@@ -178,6 +182,8 @@ impl Pair {
             output: Dtype::F32,
             key_scale: 1.0,
             cancelling: 0.0,
+            sink_logits: Vec::new(),
+            lse: Vec::new(),
         }
     }
 
@@ -222,6 +228,16 @@ impl Pair {
         let outputs: Vec<Vec<f32>> = outputs.iter().map(|b| decode(&read_buffer(b), self.output)).collect();
         for (layer, (out, expected)) in outputs.iter().zip(&expected).enumerate() {
             self.check(layer, out, expected);
+            let lse = decode(&read_buffer(&self.lse[layer]), Dtype::F32);
+            for (row, ((lse, expected), max)) in
+                lse.iter().zip(&expected.lse).zip(&expected.max_logit).enumerate()
+            {
+                let bound = 1e-5 + 4.0 * 2f64.powi(-24) * max.max(self.cancelling);
+                assert!(
+                    (f64::from(*lse) - expected).abs() <= bound,
+                    "row {row}: log-sum-exp {lse}, {expected}"
+                );
+            }
         }
         outputs
     }
@@ -236,19 +252,25 @@ impl Pair {
         let mut outputs = Vec::new();
         let mut bindings = Vec::new();
         let mut rounded = Vec::new();
+        self.lse.clear();
+        let sinks = storage_buffer(bytemuck::cast_slice(&self.sink_logits));
         for t in tensors {
             let [(k, kr), (v, vr), (q, qr)] = [&t.k, &t.v, &t.q].map(|x| encode(x, self.input));
             let buffers = [&k, &v, &q].map(|b| storage_buffer(b));
             let out = poisoned_buffer(t.q.len() * self.output.bytes() as usize);
+            let lse = poisoned_buffer(t.q.len() * 4);
             let view = |b| TensorView::new(b, self.input);
             let io = LayerIo {
                 k: (!t.k.is_empty()).then(|| view(&buffers[0])),
                 v: (!t.v.is_empty()).then(|| view(&buffers[1])),
                 q: (!t.q.is_empty()).then(|| view(&buffers[2])),
                 out: (!t.q.is_empty()).then(|| TensorView::new(&out, self.output)),
+                sink_logits: (!self.sink_logits.is_empty()).then(|| TensorView::new(&sinks, Dtype::F32)),
+                lse: (!t.q.is_empty()).then_some(TensorView::new(&lse, Dtype::F32)),
             };
             bindings.push(self.gpu.bind(&io).unwrap());
             outputs.push(out);
+            self.lse.push(lse);
             rounded.push(Tensors { k: kr, v: vr, q: qr });
         }
         let mut step = self.gpu.begin_step(encoder, steps).unwrap();
@@ -256,7 +278,10 @@ impl Pair {
             step.layer(&mut *encoder, layer as u32, binding).unwrap();
         }
         let operation = step.finish().unwrap();
-        let inputs: Vec<_> = rounded.iter().map(|t| LayerInput { k: &t.k, v: &t.v, q: &t.q }).collect();
+        let inputs: Vec<_> = rounded
+            .iter()
+            .map(|t| LayerInput { k: &t.k, v: &t.v, q: &t.q, sink_logits: &self.sink_logits })
+            .collect();
         let (_, expected) = self.cpu.step(steps, &inputs).unwrap();
         (operation, outputs, expected)
     }
