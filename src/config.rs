@@ -2,6 +2,15 @@
 
 use crate::format::{Bits, Dtype, ZeroPoint};
 
+/// How a layer attends.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct LayerAttention {
+    /// A query sees its own position and the `n - 1` before it; `None`: everything before it. The cache keeps older tokens all the same.
+    pub sliding_window: Option<u32>,
+    /// Logits become `cap * tanh(logit / cap)`, as in Gemma.
+    pub soft_cap: Option<f32>,
+}
+
 /// Configuration of a cache. All layers share it.
 ///
 /// ```
@@ -51,6 +60,8 @@ pub struct CacheConfig {
     pub max_undo: u32,
     /// Factor of the logits. Default `1/sqrt(head_dim)`.
     pub softmax_scale: Option<f32>,
+    /// How each layer attends, one entry per layer; empty: every layer sees everything, without a cap.
+    pub layer_attention: Vec<LayerAttention>,
     /// Upper bound of one slab (a buffer of packed pages) in bytes. Default: what the device allows in one binding.
     pub max_slab_bytes: Option<u64>,
     /// Upper bound of the attention scratch, which all layers share, in bytes. Attention that needs more runs in rounds, with the same results.
@@ -91,6 +102,7 @@ impl CacheConfig {
             max_batch_tokens: None,
             max_undo: 8,
             softmax_scale: None,
+            layer_attention: Vec::new(),
             max_slab_bytes: None,
             max_scratch_bytes: 16 << 20,
         }
@@ -104,7 +116,16 @@ impl CacheConfig {
         self
     }
 
+    /// Sets how every layer attends.
+    #[must_use]
+    pub fn with_attention(mut self, attention: LayerAttention) -> Self {
+        self.layer_attention = vec![attention; self.layers as usize];
+        self
+    }
+
     setters! {
+        /// Sets [`Self::layer_attention`].
+        with_layer_attention(layer_attention: Vec<LayerAttention>);
         /// Sets [`Self::group_size`].
         with_group_size(group_size: u32);
         /// Sets [`Self::value_group_size`].

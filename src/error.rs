@@ -33,6 +33,12 @@ pub enum Error {
         /// The value that was given.
         got: f32,
     },
+    /// `soft_cap` is not a positive finite number.
+    #[error("soft_cap = {got} is not a positive finite number")]
+    SoftCap {
+        /// The value that was given.
+        got: f32,
+    },
     /// More sink tokens than the cache can hold at all.
     #[error("sink_tokens = {sink_tokens} exceeds capacity = {capacity}: lower sink_tokens or raise capacity")]
     SinksBeyondCapacity {

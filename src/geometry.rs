@@ -1,6 +1,6 @@
 //! Every size that follows from a configuration, in one place.
 
-use crate::config::CacheConfig;
+use crate::config::{CacheConfig, LayerAttention};
 use crate::error::Error;
 use crate::format::{BlockLayout, Dtype, PAGE_TOKENS, ZeroPoint};
 
@@ -50,6 +50,10 @@ pub struct Geometry {
     pub max_undo: u32,
     /// Factor of the logits.
     pub softmax_scale: f32,
+    /// The different ways in which layers attend. Each has its own part of a step's plan.
+    pub attention_classes: Vec<LayerAttention>,
+    /// Index in `attention_classes` of each layer.
+    pub layer_classes: Vec<u32>,
     /// Tokens of the ring of one sequence.
     pub ring_tokens: u32,
     /// Tokens of the staging buffer; 0 if every step fits the rings.
@@ -66,11 +70,37 @@ fn check(ok: bool, name: &'static str, got: u32, allowed: &'static str) -> Resul
     if ok { Ok(()) } else { Err(Error::Unsupported { name, got: got.into(), allowed }) }
 }
 
+/// The distinct entries of `layer_attention`, and the index of each layer's.
+fn attention_classes(c: &CacheConfig) -> Result<(Vec<LayerAttention>, Vec<u32>), Error> {
+    let entries = c.layer_attention.len() as u32;
+    check([0, c.layers].contains(&entries), "layer_attention entries", entries, "none, or one per layer")?;
+    let mut classes: Vec<LayerAttention> = Vec::new();
+    let mut layers = Vec::new();
+    for attention in
+        c.layer_attention.iter().copied().chain((entries..c.layers).map(|_| LayerAttention::default()))
+    {
+        if let Some(window) = attention.sliding_window {
+            check(window > 0, "sliding_window", window, "1 or more tokens, or None")?;
+        }
+        if let Some(got) = attention.soft_cap
+            && !(got.is_finite() && got > 0.0)
+        {
+            return Err(Error::SoftCap { got });
+        }
+        let known = classes.iter().position(|class| *class == attention);
+        layers.push(known.unwrap_or(classes.len()) as u32);
+        if known.is_none() {
+            classes.push(attention);
+        }
+    }
+    Ok((classes, layers))
+}
+
 impl Geometry {
     /// Validates `config` for a device whose storage bindings hold up to `max_binding` bytes.
     ///
     /// # Errors
-    /// [`Error::Unsupported`], [`Error::HeadsDoNotDivide`], [`Error::SinksBeyondCapacity`], [`Error::SoftmaxScale`], [`Error::LimitTooLow`].
+    /// [`Error::Unsupported`], [`Error::HeadsDoNotDivide`], [`Error::SinksBeyondCapacity`], [`Error::SoftmaxScale`], [`Error::SoftCap`], [`Error::LimitTooLow`].
     pub fn new(config: &CacheConfig, max_binding: u64) -> Result<Geometry, Error> {
         let c = config;
         let positive = "1 or more";
@@ -118,6 +148,8 @@ impl Geometry {
         if !(softmax_scale.is_finite() && softmax_scale > 0.0) {
             return Err(Error::SoftmaxScale { got: softmax_scale });
         }
+
+        let (attention_classes, layer_classes) = attention_classes(c)?;
 
         let layout = BlockLayout {
             head_dim: c.head_dim,
@@ -167,6 +199,8 @@ impl Geometry {
             max_batch_tokens,
             max_undo: c.max_undo,
             softmax_scale,
+            attention_classes,
+            layer_classes,
             ring_tokens,
             staging_tokens,
             pages,
@@ -314,15 +348,17 @@ impl Geometry {
         let batch = u64::from(self.max_batch_tokens);
         let group = u64::from(self.layout.group);
         let slabs = u64::from(self.slabs());
-        let tiles = sequences * u64::from(self.tiles_at_most());
+        let classes = self.attention_classes.len() as u64;
+        let tiles = classes * sequences * u64::from(self.tiles_at_most());
 
         // Two neighbouring rounds together overflow the scratch, or one does that a tile was split over.
-        let rounds = 3 * self.attention_cells_at_most().div_ceil(u64::from(self.scratch_cells.max(1)))
+        let class_rounds = 3 * self.attention_cells_at_most().div_ceil(u64::from(self.scratch_cells.max(1)))
             + 2 * self.row_tiles().len() as u64;
+        let rounds = classes * class_rounds;
         let passes = 1 + rounds * (slabs + 2) + 2 * slabs;
         // A tile's heads may be split over several rounds; each lists its splits.
-        let head_rounds = u64::from(self.layout.kv_heads).min(rounds);
-        let items = head_rounds * u64::from(self.tiles_at_most()) * self.all_splits_at_most();
+        let head_rounds = u64::from(self.layout.kv_heads).min(class_rounds);
+        let items = classes * head_rounds * u64::from(self.tiles_at_most()) * self.all_splits_at_most();
         // A step packs less than a group of what the window held besides new tokens.
         let packed = batch + sequences * (group - 1);
         let attended = batch + sequences * u64::from(self.sinks + self.held_tokens());

@@ -64,7 +64,7 @@ pub mod oracle;
 pub mod plan;
 mod state;
 
-pub use config::CacheConfig;
+pub use config::{CacheConfig, LayerAttention};
 pub use error::Error;
 pub use format::{Bits, Dtype, ZeroPoint};
 pub use geometry::{Geometry, MAX_DECODE_QUERIES};

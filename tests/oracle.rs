@@ -3,7 +3,7 @@
 mod reference;
 
 use kivi_wgpu::oracle::{CpuCache, LayerInput};
-use kivi_wgpu::{Bits, CacheConfig, Dtype, SequenceStep, ZeroPoint};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, LayerAttention, SequenceStep, ZeroPoint};
 use proptest::prelude::*;
 use reference::{NaiveSequence, Rules, TokenData, attend, seen};
 
@@ -21,6 +21,10 @@ fn config() -> impl Strategy<Value = CacheConfig> {
             .with_bits(Bits::ALL[key], Bits::ALL[value])
             .with_zero_point(if rounded { ZeroPoint::Rounded } else { ZeroPoint::Min })
             .with_window_format(Dtype::ALL[dtype])
+            .with_attention(LayerAttention {
+                sliding_window: (max_step % 3 == 0).then_some(1 + 2 * window),
+                soft_cap: (max_step % 2 == 0).then_some(3.0),
+            })
             .with_capacity(1000)
     })
 }

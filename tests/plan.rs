@@ -3,7 +3,7 @@
 mod reference;
 
 use kivi_wgpu::plan::{PlannedStep, Planner, SequenceId, SequenceStep, Slot, StepPlan};
-use kivi_wgpu::{CacheConfig, Error, Geometry, Operation};
+use kivi_wgpu::{CacheConfig, Error, Geometry, LayerAttention, Operation};
 use proptest::prelude::*;
 use reference::{NaiveSequence, Rules};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -20,8 +20,8 @@ impl Names {
         *self.cells.get(&slot).unwrap_or_else(|| panic!("{slot:?} is read and holds no token"))
     }
 
-    /// Does what the plan says; returns for each (query, query head) the tokens seen, in order, with their positions.
-    fn run(&mut self, plan: &StepPlan, input: &[u64]) -> BTreeMap<(u32, u32), Vec<(u32, u64)>> {
+    /// Does what the plan says; returns for each (attention class, query, query head) the tokens seen, in order, with their positions.
+    fn run(&mut self, plan: &StepPlan, input: &[u64]) -> BTreeMap<(u32, u32, u32), Vec<(u32, u64)>> {
         for write in &plan.writes {
             assert!(write.slot.is_staging() == (write.slot.word() & Slot::STAGING_BIT != 0));
             let limit = if write.slot.is_staging() { self.g.staging_tokens } else { self.g.unpacked_slots() };
@@ -46,7 +46,7 @@ impl Names {
         seen
     }
 
-    fn attend(&self, plan: &StepPlan) -> BTreeMap<(u32, u32), Vec<(u32, u64)>> {
+    fn attend(&self, plan: &StepPlan) -> BTreeMap<(u32, u32, u32), Vec<(u32, u64)>> {
         let mut seen = BTreeMap::new();
         let mut tiles = 0;
         for round in &plan.rounds {
@@ -89,11 +89,17 @@ impl Names {
                 for row in tile.first_row..tile.first_row + tile.rows {
                     let query = row / self.g.heads_per_group;
                     let position = tile.position + query;
-                    let visible: Vec<_> =
-                        parts.values().flatten().copied().filter(|(p, _)| *p <= position).collect();
+                    let class = &self.g.attention_classes[round.class as usize];
+                    let oldest = class.sliding_window.map_or(0, |n| (position + 1).saturating_sub(n));
+                    let visible: Vec<_> = parts
+                        .values()
+                        .flatten()
+                        .copied()
+                        .filter(|(p, _)| (oldest..=position).contains(p))
+                        .collect();
                     for head in round.heads.clone() {
                         let query_head = head * self.g.heads_per_group + row % self.g.heads_per_group;
-                        let key = (tile.first_query + query, query_head);
+                        let key = (round.class, tile.first_query + query, query_head);
                         assert!(seen.insert(key, visible.clone()).is_none(), "a row is attended twice");
                     }
                 }
@@ -147,7 +153,9 @@ fn config() -> impl Strategy<Value = CacheConfig> {
     let heads = (1u32..4, 1u32..17);
     (window, group, sinks, 1u32..4, prop_oneof![Just(200u32), 1u32..300], 1u32..3, heads, scratch).prop_map(
         |(window, group, sinks, sequences, max_step, pages, (kv_heads, ratio), scratch)| {
-            let base = CacheConfig::new(1, kv_heads * ratio, kv_heads, 16)
+            let sliding = LayerAttention { sliding_window: Some(1 + window * 3 / 2), soft_cap: None };
+            let base = CacheConfig::new(2, kv_heads * ratio, kv_heads, 16)
+                .with_layer_attention(vec![LayerAttention::default(), sliding])
                 .with_max_scratch_bytes(scratch)
                 .with_residual_window(window)
                 .with_group_size(group)
@@ -218,9 +226,13 @@ impl Run {
             row += step.append as usize;
             for i in 0..step.attend {
                 let visible = during.tokens.len() - (step.attend - 1 - i) as usize;
-                let tokens: Vec<(u32, u64)> = (0..).zip(during.tokens[..visible].iter().copied()).collect();
-                for head in 0..self.names.g.query_heads {
-                    expected.insert((query, head), tokens.clone());
+                for (class, attention) in (0..).zip(&self.names.g.attention_classes) {
+                    let oldest = attention.sliding_window.map_or(0, |n| visible.saturating_sub(n as usize));
+                    let tokens = (oldest as u32..).zip(during.tokens[oldest..visible].iter().copied());
+                    let tokens: Vec<(u32, u64)> = tokens.collect();
+                    for head in 0..self.names.g.query_heads {
+                        expected.insert((class, query, head), tokens.clone());
+                    }
                 }
                 query += 1;
             }

@@ -117,12 +117,27 @@ fn load_query(tile: Tile, head: u32, row: u32, v: u32) -> vec4<f32> {
     );
 }
 
-// Which of the four tokens from `token` on row `row` sees.
+// Which of the four tokens from `token` on row `row` sees: those up to its own position, from the first of its sliding window on.
 fn sees(tile: Tile, split: Split, row: u32, token: u32) -> vec4<bool> {
     let position = tile.position + (tile.first_row + row) / HEADS_PER_GROUP;
-    // A position before the split's first wraps to a large count only if nothing is seen: compare first.
-    let count = select(0u, min(position + 1u - split.first_position, split.tokens), position >= split.first_position);
-    return vec4<u32>(token, token + 1u, token + 2u, token + 3u) < vec4<u32>(count);
+    // Counts, so that nothing wraps around: of tokens up to the position, and of those before the sliding window.
+    let end = min(max(position + 1u, split.first_position) - split.first_position, split.tokens);
+    let oldest = max(position + 1u, params.sliding_window) - params.sliding_window;
+    let start = max(oldest, split.first_position) - split.first_position;
+    let t = vec4<u32>(token, token + 1u, token + 2u, token + 3u);
+    return (t < vec4<u32>(end)) & (t >= vec4<u32>(start));
+}
+
+// cap * tanh(l / cap). The built-in tanh may overflow or be coarse; this is exact to a few units in the last place of the cap.
+fn capped(l: vec4<f32>) -> vec4<f32> {
+    let x = l / params.soft_cap;
+    let a = abs(x);
+    let t = exp2(a * -2.8853900817779268);
+    let s = x * x;
+    // The series where (1 - t) / (1 + t) would lose digits, as a correction of l.
+    let series = s * (-0.333333333 + s * (0.133333333 + s * (-0.0539682540 + s * 0.0218694885)));
+    let far = sign(x) * params.soft_cap * ((1.0 - t) / (1.0 + t));
+    return select(far, fma(l, series, l), a < vec4<f32>(0.25));
 }
 
 fn largest(logits: vec4<f32>, seen: vec4<bool>) -> f32 {
@@ -180,6 +195,13 @@ fn attend_split(group: vec3<u32>, local: u32) {
     logits.r1 += bias.y;
     logits.r2 += bias.z;
     logits.r3 += bias.w;
+
+    if (params.soft_cap > 0.0) {
+        logits.r0 = capped(logits.r0);
+        logits.r1 = capped(logits.r1);
+        logits.r2 = capped(logits.r2);
+        logits.r3 = capped(logits.r3);
+    }
 
     // Each row's maximum over the split, in two steps.
     let seen0 = sees(tile, split, row, token);

@@ -10,6 +10,10 @@ struct PassParams {
     // KV heads of the pass: the first, and how many.
     first_head: u32,
     heads: u32,
+    // Positions that a query sees, its own included.
+    sliding_window: u32,
+    // Soft cap of the logits in base 2, or 0.
+    soft_cap: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: PassParams;

@@ -169,6 +169,10 @@ impl KvCache {
     ) {
         let (append, pack): (_, &[Dispatch]) = if whole { (&work.append, &work.pack) } else { (&None, &[]) };
         for dispatch in append.iter().chain(&work.attend).chain(pack) {
+            let class = self.geometry().layer_classes[layer];
+            if dispatch.class.is_some_and(|c| c != class) {
+                continue;
+            }
             let Some(pipeline) = self.pipelines.get(dispatch.pass) else { continue };
             let buffers = &self.layers[layer];
             let (group, host) = match dispatch.pass {

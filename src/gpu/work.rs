@@ -7,7 +7,7 @@ use std::ops::Range;
 
 /// Parameters of one pass. Twin: `PassParams` in shaders/lib/step.wgsl.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[derive(Debug, Clone, Copy, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct PassParams {
     /// Word of the plan where the pass's first work item lies.
     pub first: u32,
@@ -21,12 +21,18 @@ pub struct PassParams {
     pub first_head: u32,
     /// Number of KV heads.
     pub heads: u32,
+    /// Positions that a query sees, its own included.
+    pub sliding_window: u32,
+    /// Soft cap of the logits in base 2, or 0.
+    pub soft_cap: f32,
 }
 
 /// One dispatch of a layer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Dispatch {
     pub(super) pass: Pass,
+    /// The attention class of layers that it is for, or `None` for all.
+    pub(super) class: Option<u32>,
     /// The slab that it reads or writes.
     pub(super) slab: usize,
     /// Byte offset of its parameters in the plan buffer.
@@ -69,7 +75,7 @@ impl Work {
         );
 
         let mut work = Work::default();
-        for (i, PassWork { pass, slab, range, heads }) in passes.into_iter().enumerate() {
+        for (i, PassWork { pass, class, slab, range, heads }) in passes.into_iter().enumerate() {
             let (start, count) = (range.start, range.end - range.start);
             let (first, count) = match pass {
                 Pass::Append => (writes + 2 * start, count),
@@ -78,15 +84,26 @@ impl Work {
                 Pass::Merge(rows) => (tiles + 6 * start, count * rows),
             };
             let (first_head, heads) = (heads.start, heads.end - heads.start);
-            let params = PassParams { first, count, tiles, slots, first_head, heads };
+            let attention = class.map(|c| g.attention_classes[c as usize]).unwrap_or_default();
+            let params = PassParams {
+                first,
+                count,
+                tiles,
+                slots,
+                first_head,
+                heads,
+                sliding_window: attention.sliding_window.unwrap_or(u32::MAX),
+                soft_cap: attention.soft_cap.map_or(0.0, |cap| cap * std::f32::consts::LOG2_E),
+            };
             let at = i * stride as usize;
-            words[at..at + 6].copy_from_slice(bytemuck::cast_slice(&[params]));
+            words[at..at + 8].copy_from_slice(bytemuck::cast_slice(&[params]));
             let y = match pass {
                 Pass::Append => (2 * g.token_words()).div_ceil(64),
                 _ => heads,
             };
             let dispatch = Dispatch {
                 pass,
+                class,
                 slab: slab as usize,
                 params: i as u32 * PLAN_PARAMS_STRIDE,
                 groups: [count.min(MAX_GROUPS), y, count.div_ceil(MAX_GROUPS)],
@@ -110,6 +127,7 @@ impl Work {
 /// A pass, its slab, its range of work, and its KV heads.
 struct PassWork {
     pass: Pass,
+    class: Option<u32>,
     slab: u32,
     range: Range<u32>,
     heads: Range<u32>,
@@ -119,23 +137,23 @@ struct PassWork {
 fn passes_of(g: &Geometry, plan: &StepPlan) -> Vec<PassWork> {
     let all = 0..g.layout.kv_heads;
     let mut passes = Vec::new();
-    let mut push = |pass, slab, range: &Range<u32>, heads: &Range<u32>| {
+    let mut push = |pass, class, slab, range: &Range<u32>, heads: &Range<u32>| {
         if !range.is_empty() {
-            passes.push(PassWork { pass, slab, range: range.clone(), heads: heads.clone() });
+            passes.push(PassWork { pass, class, slab, range: range.clone(), heads: heads.clone() });
         }
     };
-    push(Pass::Append, 0, &(0..plan.writes.len() as u32), &all);
+    push(Pass::Append, None, 0, &(0..plan.writes.len() as u32), &all);
     for round in &plan.rounds {
-        let (rows, heads) = (round.row_tile, &round.heads);
+        let (rows, heads, class) = (round.row_tile, &round.heads, Some(round.class));
         for SlabRange { slab, items } in &round.history {
-            push(Pass::AttendHistory(rows), *slab, items, heads);
+            push(Pass::AttendHistory(rows), class, *slab, items, heads);
         }
-        push(Pass::AttendWindow(rows), 0, &round.window, heads);
-        push(Pass::Merge(rows), 0, &round.tiles, heads);
+        push(Pass::AttendWindow(rows), class, 0, &round.window, heads);
+        push(Pass::Merge(rows), class, 0, &round.tiles, heads);
     }
     for SlabRange { slab, items } in &plan.pack_slabs {
-        push(Pass::PackKeys, *slab, items, &all);
-        push(Pass::PackValues, *slab, items, &all);
+        push(Pass::PackKeys, None, *slab, items, &all);
+        push(Pass::PackValues, None, *slab, items, &all);
     }
     passes
 }

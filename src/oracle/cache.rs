@@ -129,8 +129,8 @@ impl CpuCache {
             check_input(&g, &planned.plan, input)?;
         }
         let mut outputs = Vec::with_capacity(inputs.len());
-        for (layer, input) in self.layers.iter_mut().zip(inputs) {
-            outputs.push(run_layer(&g, &planned.plan, layer, &mut self.staging, input));
+        for ((layer, input), class) in self.layers.iter_mut().zip(inputs).zip(&g.layer_classes) {
+            outputs.push(run_layer(&g, &planned.plan, *class, layer, &mut self.staging, input));
         }
         Ok((self.planner.commit(planned), outputs))
     }
@@ -190,13 +190,14 @@ fn check_input(g: &Geometry, plan: &StepPlan, input: &LayerInput<'_>) -> Result<
 fn run_layer(
     g: &Geometry,
     plan: &StepPlan,
+    class: u32,
     memory: &mut LayerMemory,
     staging: &mut Unpacked,
     input: &LayerInput<'_>,
 ) -> AttentionOutput {
     append(g, plan, Tensor::Keys, input.k, &mut memory.ring, staging);
     append(g, plan, Tensor::Values, input.v, &mut memory.ring, staging);
-    let output = attend(g, plan, memory, staging, input);
+    let output = attend(g, plan, class, memory, staging, input);
     let tokens = Tokens { ring: &memory.ring, staging };
     let block_words = g.layout.block_words() as usize;
     for range in &plan.pack_slabs {
@@ -213,6 +214,7 @@ fn run_layer(
 fn attend(
     g: &Geometry,
     plan: &StepPlan,
+    class: u32,
     memory: &LayerMemory,
     staging: &Unpacked,
     input: &LayerInput<'_>,
@@ -222,7 +224,7 @@ fn attend(
     let rows = plan.queries as usize * g.query_heads as usize;
     let mut output =
         AttentionOutput { out: vec![0.0; rows * head_dim], max_logit: vec![0.0; rows], lse: vec![0.0; rows] };
-    for round in &plan.rounds {
+    for round in plan.rounds.iter().filter(|round| round.class == class) {
         for tile_index in round.tiles.clone() {
             let tile = &plan.tiles[tile_index as usize];
             for head in round.heads.clone() {
@@ -233,6 +235,7 @@ fn attend(
                     .map(|(&place, r)| Row {
                         query: q[place * head_dim..][..head_dim].iter().map(|&x| f64::from(x)).collect(),
                         position: tile.position + r / g.heads_per_group,
+                        attention: g.attention_classes[class as usize],
                     })
                     .collect();
                 let parts = tile_partials(g, plan, round, tile_index, head, memory, staging, &rows);

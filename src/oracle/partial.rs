@@ -1,5 +1,6 @@
 //! The state of a partly computed softmax-weighted sum.
 
+use crate::config::LayerAttention;
 use crate::geometry::Geometry;
 use crate::plan::AttendItem;
 
@@ -10,6 +11,8 @@ pub struct Row {
     pub query: Vec<f64>,
     /// Its position: it sees tokens up to this one.
     pub position: u32,
+    /// How its layer attends.
+    pub attention: LayerAttention,
 }
 
 /// Attention of one row over a part of the tokens: `out` is Σ exp(logit − max)·v, `sum` is Σ exp(logit − max).
@@ -23,7 +26,7 @@ pub struct Partial {
     pub sum: f64,
     /// Weighted sum of the values, per channel.
     pub out: Vec<f64>,
-    /// Largest magnitude of a logit: the error bound of f32 attention depends on it.
+    /// Largest magnitude of a logit (before a soft cap): the error bound of f32 attention depends on it.
     pub max_magnitude: f64,
 }
 
@@ -31,25 +34,34 @@ impl Partial {
     /// Attention of `row` over the tokens of `item`, whose `keys` and `values` are `[token][head_dim]`.
     pub fn over(g: &Geometry, item: &AttendItem, row: &Row, keys: &[f64], values: &[f64]) -> Partial {
         let head_dim = g.layout.head_dim as usize;
-        let visible = (row.position + 1).saturating_sub(item.first_position).min(item.tokens) as usize;
-        let logits: Vec<f64> = keys
+        let to = (row.position + 1).saturating_sub(item.first_position).min(item.tokens) as usize;
+        let oldest = row.attention.sliding_window.map_or(0, |n| (row.position + 1).saturating_sub(n));
+        let from = (oldest.saturating_sub(item.first_position) as usize).min(to);
+        let mut logits: Vec<f64> = keys
             .chunks(head_dim)
-            .take(visible)
+            .take(to)
+            .skip(from)
             .map(|key| {
                 let product: f64 = row.query.iter().zip(key).map(|(q, k)| q * k).sum();
                 product * f64::from(g.softmax_scale)
             })
             .collect();
+        let max_magnitude = logits.iter().fold(0.0, |m: f64, l| m.max(l.abs()));
+        if let Some(cap) = row.attention.soft_cap.map(f64::from) {
+            for logit in &mut logits {
+                *logit = cap * (*logit / cap).tanh();
+            }
+        }
         let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let mut sum = 0.0;
         let mut out = vec![0.0; head_dim];
-        for (logit, value) in logits.iter().zip(values.chunks(head_dim)) {
+        for (logit, value) in logits.iter().zip(values.chunks(head_dim).skip(from)) {
             let weight = (logit - max).exp();
             sum += weight;
             for (total, x) in out.iter_mut().zip(value) {
                 *total += weight * x;
             }
         }
-        Partial { max, sum, out, max_magnitude: logits.iter().fold(0.0, |m, l| m.max(l.abs())) }
+        Partial { max, sum, out, max_magnitude }
     }
 }

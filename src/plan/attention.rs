@@ -36,8 +36,8 @@ enum Split {
 }
 
 impl Attention<'_> {
-    /// The splits, in order of position.
-    fn splits(&self, g: &Geometry, pool: &Pool) -> Vec<Split> {
+    /// The splits that some query sees, in order of position.
+    fn splits(&self, g: &Geometry, pool: &Pool, sliding_window: Option<u32>) -> Vec<Split> {
         let unpacked = |first_slot: u32, tokens: u32, position: u32| {
             (0..tokens).step_by(PAGE_TOKENS as usize).map(move |i| Split::Unpacked {
                 source: first_slot + i,
@@ -55,17 +55,31 @@ impl Attention<'_> {
         unpacked(self.sink_slots, self.sinks, 0)
             .chain(pages)
             .chain(unpacked(self.window_slots, self.window, g.sinks + packed_tokens))
+            .filter(|split| {
+                let (Split::Page { tokens, first_position, .. }
+                | Split::Unpacked { tokens, first_position, .. }) = split;
+                // The first query sees positions from here on, the others from later ones.
+                let from = sliding_window.map_or(0, |n| (self.position + 1).saturating_sub(n));
+                first_position + tokens > from
+            })
             .collect()
     }
 }
 
-/// Adds the attention of all sequences to `plan`.
+/// Adds the attention of all sequences to `plan`, for each class of layers.
 pub(super) fn plan_attention(g: &Geometry, pool: &Pool, sequences: &[Attention<'_>], plan: &mut StepPlan) {
+    for class in 0..g.attention_classes.len() as u32 {
+        plan_class(g, pool, sequences, class, plan);
+    }
+}
+
+fn plan_class(g: &Geometry, pool: &Pool, sequences: &[Attention<'_>], class: u32, plan: &mut StepPlan) {
     let kv_heads = g.layout.kv_heads;
+    let sliding_window = g.attention_classes[class as usize].sliding_window;
     for row_tile in g.row_tiles() {
-        let mut round = RoundBuilder::new(row_tile, 0..kv_heads, plan);
+        let mut round = RoundBuilder::new(class, row_tile, 0..kv_heads, plan);
         for sequence in sequences.iter().filter(|s| s.queries > 0 && g.row_tile(s.queries) == row_tile) {
-            let splits = sequence.splits(g, pool);
+            let splits = sequence.splits(g, pool, sliding_window);
             let partial_rows = splits.len() as u32 * row_tile;
             let rows = sequence.queries * g.heads_per_group;
             for first_row in (0..rows).step_by(row_tile as usize) {
@@ -82,16 +96,16 @@ pub(super) fn plan_attention(g: &Geometry, pool: &Pool, sequences: &[Attention<'
                 if heads < kv_heads {
                     for first in (0..kv_heads).step_by(heads as usize) {
                         round.finish(plan);
-                        round = RoundBuilder::new(row_tile, first..kv_heads.min(first + heads), plan);
+                        round = RoundBuilder::new(class, row_tile, first..kv_heads.min(first + heads), plan);
                         round.add(tile, &splits, plan);
                     }
                     round.finish(plan);
-                    round = RoundBuilder::new(row_tile, 0..kv_heads, plan);
+                    round = RoundBuilder::new(class, row_tile, 0..kv_heads, plan);
                     continue;
                 }
                 if (round.partial_rows + partial_rows) * kv_heads > g.scratch_cells {
                     round.finish(plan);
-                    round = RoundBuilder::new(row_tile, 0..kv_heads, plan);
+                    round = RoundBuilder::new(class, row_tile, 0..kv_heads, plan);
                 }
                 round.add(tile, &splits, plan);
             }
@@ -101,6 +115,7 @@ pub(super) fn plan_attention(g: &Geometry, pool: &Pool, sequences: &[Attention<'
 }
 
 struct RoundBuilder {
+    class: u32,
     row_tile: u32,
     heads: Range<u32>,
     first_tile: u32,
@@ -110,8 +125,9 @@ struct RoundBuilder {
 }
 
 impl RoundBuilder {
-    fn new(row_tile: u32, heads: Range<u32>, plan: &StepPlan) -> RoundBuilder {
+    fn new(class: u32, row_tile: u32, heads: Range<u32>, plan: &StepPlan) -> RoundBuilder {
         RoundBuilder {
+            class,
             row_tile,
             heads,
             first_tile: plan.tiles.len() as u32,
@@ -148,6 +164,7 @@ impl RoundBuilder {
         let first = plan.items.len() as u32;
         plan.items.extend(self.window);
         plan.rounds.push(Round {
+            class: self.class,
             row_tile: self.row_tile,
             heads: self.heads,
             tiles,

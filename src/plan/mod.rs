@@ -93,7 +93,7 @@ pub struct AttendItem {
     pub source: u32,
     /// Tokens of the split, 1 to 256.
     pub tokens: u32,
-    /// Position of the first; the others follow without gaps. A query sees positions up to its own.
+    /// Position of the first; the others follow without gaps. A query sees positions up to its own, from its sliding window's first on.
     pub first_position: u32,
 }
 
@@ -111,6 +111,8 @@ pub struct SlabRange {
 /// Partial row `p` of head `h` is cell `p * heads.len() + h - heads.start` of the scratch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Round {
+    /// Index in [`Geometry::attention_classes`](crate::Geometry::attention_classes): the round is for layers of this class only.
+    pub class: u32,
     /// Rows per workgroup of these tiles.
     pub row_tile: u32,
     /// KV heads.
@@ -123,7 +125,7 @@ pub struct Round {
     pub window: Range<u32>,
 }
 
-/// Everything that one step does in every layer, in this order: writes, rounds, packs.
+/// Everything that one step does in every layer, in this order: writes, the rounds of the layer's class, packs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StepPlan {
     /// New tokens over all sequences: rows of the step's keys and values.

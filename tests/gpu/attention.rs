@@ -1,7 +1,7 @@
 //! Attention against the f64 oracle.
 
 use crate::support::{Pair, full};
-use kivi_wgpu::{Bits, CacheConfig, Dtype, SequenceStep};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, LayerAttention, SequenceStep};
 
 fn config(query_heads: u32, kv_heads: u32, head_dim: u32) -> CacheConfig {
     CacheConfig::new(1, query_heads, kv_heads, head_dim)
@@ -118,6 +118,38 @@ fn huge_logits() {
     pair.fill(s, 500);
     for _ in 0..4 {
         pair.step(&[SequenceStep::decode(s)]);
+    }
+}
+
+/// Sliding windows from one token to more than a page, next to a layer that sees everything; some are smaller than the residual window.
+#[test]
+fn sliding_windows() {
+    for sinks in [0, 5] {
+        let windows = [None, Some(1), Some(16), Some(100), Some(256), Some(301)];
+        let attention = windows.map(|sliding_window| LayerAttention { sliding_window, soft_cap: None });
+        let config = CacheConfig::new(6, 4, 2, 64).with_sink_tokens(sinks).with_residual_window(40);
+        let mut pair = Pair::new(&config.with_layer_attention(attention.to_vec()));
+        let s = pair.create_sequence();
+        for (append, attend) in [(1, 1), (3, 3), (120, 0), (8, 8), (300, 0), (1, 1), (200, 2), (5, 5)] {
+            pair.step(&[SequenceStep { sequence: s, append, attend }]);
+        }
+        pair.check_state(s);
+    }
+}
+
+/// Soft caps far above, around and far below the logits.
+#[test]
+fn soft_caps() {
+    let caps = [None, Some(0.3), Some(5.0), Some(50.0), Some(3000.0)];
+    let attention = caps.map(|soft_cap| LayerAttention { sliding_window: None, soft_cap });
+    let config = CacheConfig::new(5, 4, 2, 64).with_layer_attention(attention.to_vec());
+    for key_scale in [1.0, 40.0] {
+        let mut pair = Pair::new(&config);
+        pair.key_scale = key_scale;
+        let s = pair.create_sequence();
+        pair.fill(s, 400);
+        pair.step(&[SequenceStep::decode(s)]);
+        pair.step(&[SequenceStep::extend(s, 4)]);
     }
 }
 

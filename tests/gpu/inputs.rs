@@ -1,7 +1,9 @@
 //! Bad input gets a typed error, and the cache stays as it was.
 
 use crate::support::{Pair, device, new_device, storage_buffer};
-use kivi_wgpu::{CacheConfig, Dtype, Error, KvCache, LayerIo, SequenceStep, TensorView, wgpu};
+use kivi_wgpu::{
+    CacheConfig, Dtype, Error, KvCache, LayerAttention, LayerIo, SequenceStep, TensorView, wgpu,
+};
 
 fn config() -> CacheConfig {
     CacheConfig::new(1, 4, 2, 64).with_residual_window(32).with_max_step(64).with_capacity(1000)
@@ -217,6 +219,13 @@ fn wrong_configurations() {
     unsupported(config().with_max_batch_tokens(3), "max_batch_tokens");
     assert!(matches!(config_error(config().with_softmax_scale(f32::NAN)), Error::SoftmaxScale { .. }));
     assert!(matches!(config_error(config().with_sink_tokens(1001)), Error::SinksBeyondCapacity { .. }));
+    let attention = |sliding_window, soft_cap| LayerAttention { sliding_window, soft_cap };
+    unsupported(config().with_attention(attention(Some(0), None)), "sliding_window");
+    unsupported(config().with_layer_attention(vec![attention(None, None); 3]), "layer_attention entries");
+    assert!(matches!(
+        config_error(config().with_attention(attention(None, Some(-1.0)))),
+        Error::SoftCap { .. }
+    ));
     let slab = config_error(config().with_max_slab_bytes(1000));
     assert!(matches!(slab, Error::LimitTooLow { limit: "max_slab_bytes", available: 1000, .. }), "{slab}");
 }

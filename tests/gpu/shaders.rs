@@ -79,7 +79,19 @@ fn host_structs_match_the_shaders() {
         };
     }
     let module = parse(Pass::Append, g);
-    check!(module, "PassParams", PassParams, first, count, tiles, slots, first_head, heads);
+    check!(
+        module,
+        "PassParams",
+        PassParams,
+        first,
+        count,
+        tiles,
+        slots,
+        first_head,
+        heads,
+        sliding_window,
+        soft_cap
+    );
     check!(module, "View", ViewParams, offset, token_stride, head_stride, dtype);
     check!(module, "Io", IoParams, k, v, q, out, sinks, lse);
 }

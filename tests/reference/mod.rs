@@ -117,7 +117,7 @@ pub fn seen(
     (keys, values)
 }
 
-/// Textbook attention of one query over the first `visible` tokens.
+/// Textbook attention of one query at the last of the first `visible` tokens, in layer 0.
 pub fn attend(
     config: &CacheConfig,
     query: &[f32],
@@ -126,14 +126,19 @@ pub fn attend(
     visible: usize,
 ) -> Vec<f64> {
     let scale = config.softmax_scale.unwrap_or(1.0 / (config.head_dim as f32).sqrt());
-    let logits: Vec<f64> = keys[..visible]
+    let attention = config.layer_attention.first().copied().unwrap_or_default();
+    let oldest = attention.sliding_window.map_or(0, |n| visible.saturating_sub(n as usize));
+    let mut logits: Vec<f64> = keys[oldest..visible]
         .iter()
         .map(|k| k.iter().zip(query).map(|(k, &q)| k * f64::from(q)).sum::<f64>() * f64::from(scale))
         .collect();
+    if let Some(cap) = attention.soft_cap {
+        logits.iter_mut().for_each(|l| *l = f64::from(cap) * (*l / f64::from(cap)).tanh());
+    }
     let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = logits.iter().map(|l| (l - max).exp()).collect();
     let sum: f64 = weights.iter().sum();
     (0..config.head_dim as usize)
-        .map(|c| weights.iter().zip(values).map(|(w, v)| w * v[c]).sum::<f64>() / sum)
+        .map(|c| weights.iter().zip(&values[oldest..]).map(|(w, v)| w * v[c]).sum::<f64>() / sum)
         .collect()
 }
