@@ -119,14 +119,14 @@ pub enum Error {
         /// The configured maximum.
         max: u32,
     },
-    /// More queries than the attention of one step serves.
+    /// More queries than a step may hold.
     #[error(
-        "{got} queries of one sequence in one step: decode attention serves up to {max}; feed a prompt in steps of {max}, or compute its attention yourself and append it with attend = 0"
+        "{got} queries exceed {max}: a sequence may have max_step of them in a step, all sequences together max_batch_tokens"
     )]
     TooManyQueries {
         /// Queries asked for.
-        got: u32,
-        /// Queries served.
+        got: u64,
+        /// The maximum that they exceed.
         max: u32,
     },
     /// More queries than tokens.

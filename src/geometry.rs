@@ -6,8 +6,6 @@ use crate::format::{BlockLayout, Dtype, PAGE_TOKENS, ZeroPoint};
 
 /// Largest length of a sequence: positions stay exact in a signed 32-bit integer.
 pub(crate) const MAX_TOKENS: u32 = 1 << 30;
-/// Queries of one sequence that decode attention serves in a step.
-pub const MAX_DECODE_QUERIES: u32 = 8;
 /// Rows (query, head) of one attention workgroup, at most.
 const MAX_ROW_TILE: u32 = 16;
 /// Elements of a row tile's queries, at most: 16 KiB of workgroup memory hold two such arrays.
@@ -223,7 +221,7 @@ impl Geometry {
         }
         // One row tile of one head over the longest sequence is the least; a step never needs more than all its rows.
         let cell = g.partial_bytes();
-        let least = u64::from(g.row_tile(MAX_DECODE_QUERIES)) * u64::from(g.splits_at_most());
+        let least = u64::from(g.row_tile(g.max_step)) * u64::from(g.splits_at_most());
         if least * cell > max_binding {
             return Err(Error::LimitTooLow {
                 limit: "max_storage_buffer_binding_size",
@@ -301,9 +299,9 @@ impl Geometry {
         (queries * self.heads_per_group).next_power_of_two().min(most)
     }
 
-    /// Row tiles that decode attention may use, smallest first.
+    /// Row tiles that attention may use, smallest first.
     pub fn row_tiles(&self) -> Vec<u32> {
-        let mut tiles: Vec<u32> = (1..=MAX_DECODE_QUERIES).map(|n| self.row_tile(n)).collect();
+        let mut tiles: Vec<u32> = (1..=self.max_step.min(MAX_ROW_TILE)).map(|n| self.row_tile(n)).collect();
         tiles.dedup();
         tiles
     }
@@ -317,7 +315,7 @@ impl Geometry {
     /// Row tiles of one sequence in a step, at most.
     fn tiles_at_most(&self) -> u32 {
         let tiles = |n: u32| (n * self.heads_per_group).div_ceil(self.row_tile(n));
-        (1..=MAX_DECODE_QUERIES).map(tiles).max().unwrap_or(1)
+        (1..=self.max_step.min(MAX_ROW_TILE)).chain([self.max_step]).map(tiles).max().unwrap_or(1)
     }
 
     /// Splits of all sequences together, at most.
@@ -328,7 +326,7 @@ impl Geometry {
 
     /// Partial results of a whole step, at most.
     fn attention_cells_at_most(&self) -> u64 {
-        let rows = self.tiles_at_most() * self.row_tile(MAX_DECODE_QUERIES);
+        let rows = self.tiles_at_most() * self.row_tile(self.max_step);
         u64::from(rows) * u64::from(self.layout.kv_heads) * self.all_splits_at_most()
     }
 
@@ -356,14 +354,11 @@ impl Geometry {
             + 2 * self.row_tiles().len() as u64;
         let rounds = classes * class_rounds;
         let passes = 1 + rounds * (slabs + 2) + 2 * slabs;
-        // A tile's heads may be split over several rounds; each lists its splits.
-        let head_rounds = u64::from(self.layout.kv_heads).min(class_rounds);
-        let items = classes * head_rounds * u64::from(self.tiles_at_most()) * self.all_splits_at_most();
+        let items = classes * u64::from(self.tiles_at_most()) * self.all_splits_at_most();
         // A step packs less than a group of what the window held besides new tokens.
         let packed = batch + sequences * (group - 1);
         let attended = batch + sequences * u64::from(self.sinks + self.held_tokens());
-        let words =
-            packed + attended + 2 * batch + 2 * packed.div_ceil(group) + 6 * tiles * head_rounds + 5 * items;
+        let words = packed + attended + 2 * batch + 2 * packed.div_ceil(group) + 6 * tiles + 5 * items;
         u64::from(PLAN_PARAMS_STRIDE) * passes + 4 * words
     }
 }

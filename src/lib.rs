@@ -67,7 +67,7 @@ mod state;
 pub use config::{CacheConfig, LayerAttention};
 pub use error::Error;
 pub use format::{Bits, Dtype, ZeroPoint};
-pub use geometry::{Geometry, MAX_DECODE_QUERIES};
+pub use geometry::Geometry;
 pub use plan::{Operation, SequenceId, SequenceStep};
 pub use state::{LayerState, UnpackedTokens};
 

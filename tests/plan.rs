@@ -50,7 +50,8 @@ impl Names {
         let mut seen = BTreeMap::new();
         let mut tiles = 0;
         for round in &plan.rounds {
-            assert_eq!(round.tiles.start, tiles);
+            // In order; rounds for other heads of the same tiles share them.
+            assert!(round.tiles.start == tiles || (round.tiles.end == tiles && round.heads.start > 0));
             tiles = round.tiles.end;
             let mut used = HashSet::new();
             for t in round.tiles.clone() {
@@ -139,7 +140,7 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         1 => Just(Op::Create),
         1 => (any::<usize>(), 0u32..400).prop_map(|(s, n)| Op::Remove(s, n)),
-        10 => prop::collection::vec((any::<usize>(), tokens(), 0u32..9), 1..4).prop_map(Op::Step),
+        10 => prop::collection::vec((any::<usize>(), tokens(), prop_oneof![0u32..9, 0u32..60]), 1..4).prop_map(Op::Step),
         2 => (any::<usize>(), tokens()).prop_map(|(s, n)| Op::Dropped(s, n)),
         2 => prop::collection::vec((any::<usize>(), tokens()), 1..4).prop_map(Op::Discarded),
     ]
@@ -203,7 +204,7 @@ impl Run {
         for &(which, tokens, queries) in wanted {
             let Some((id, naive)) = self.model.get(which % self.model.len().max(1)) else { continue };
             let append = tokens.min(self.names.g.max_step);
-            let attend = queries.min(naive.tokens.len() as u32 + append);
+            let attend = queries.min(naive.tokens.len() as u32 + append).min(self.names.g.max_step);
             if steps.iter().all(|s| s.sequence != *id) {
                 steps.push(SequenceStep { sequence: *id, append, attend });
             }
@@ -330,7 +331,7 @@ impl Run {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn programs_agree_with_the_naive_model(config in config(), program in prop::collection::vec(op(), 1..40)) {
@@ -375,7 +376,7 @@ proptest! {
         let mut tokens = 0;
         for n in chunks {
             let n = n.min(max_step);
-            chunked.apply(&Op::Step(vec![(0, n, n.min(8))]));
+            chunked.apply(&Op::Step(vec![(0, n, n.min(20))]));
             tokens += n;
         }
         let mut single = Run::new(&config);

@@ -94,12 +94,16 @@ fn plan_class(g: &Geometry, pool: &Pool, sequences: &[Attention<'_>], class: u32
                 // As many heads at a time as the scratch holds; the geometry sees to it that one does.
                 let heads = (g.scratch_cells / partial_rows).clamp(1, kv_heads);
                 if heads < kv_heads {
-                    for first in (0..kv_heads).step_by(heads as usize) {
-                        round.finish(plan);
-                        round = RoundBuilder::new(class, row_tile, first..kv_heads.min(first + heads), plan);
-                        round.add(tile, &splits, plan);
-                    }
+                    // Rounds of the same tile and other heads: they differ in nothing else, and so share its work list.
                     round.finish(plan);
+                    let mut alone = RoundBuilder::new(class, row_tile, 0..heads, plan);
+                    alone.add(tile, &splits, plan);
+                    let at = plan.rounds.len();
+                    alone.finish(plan);
+                    for first in (heads..kv_heads).step_by(heads as usize) {
+                        let heads = first..kv_heads.min(first + heads);
+                        plan.rounds.push(Round { heads, ..plan.rounds[at].clone() });
+                    }
                     round = RoundBuilder::new(class, row_tile, 0..kv_heads, plan);
                     continue;
                 }

@@ -5,7 +5,7 @@ use super::pool::{Pool, pages_for};
 use super::sequence::{Lengths, Sequence, SequenceId, SequenceView};
 use super::{PackBlock, Slot, StepPlan, TokenWrite};
 use crate::error::Error;
-use crate::geometry::{Geometry, MAX_DECODE_QUERIES, MAX_TOKENS};
+use crate::geometry::{Geometry, MAX_TOKENS};
 use std::collections::VecDeque;
 
 /// What one sequence does in a step.
@@ -30,7 +30,7 @@ impl SequenceStep {
         SequenceStep { sequence, append: tokens, attend: 0 }
     }
 
-    /// `tokens` new tokens, all of which attend, as for a short prompt or for drafted tokens.
+    /// `tokens` new tokens, all of which attend, as for a prompt or for drafted tokens.
     pub fn extend(sequence: SequenceId, tokens: u32) -> SequenceStep {
         SequenceStep { sequence, append: tokens, attend: tokens }
     }
@@ -315,7 +315,7 @@ impl Planner {
     fn check_request(&self, steps: &[SequenceStep]) -> Result<(), Error> {
         let g = &self.geometry;
         let mut seen = vec![false; self.sequences.len()];
-        let mut total = 0;
+        let (mut total, mut queries) = (0, 0);
         for step in steps {
             let index = self.find(step.sequence)?;
             if std::mem::replace(&mut seen[index], true) {
@@ -328,16 +328,20 @@ impl Planner {
             if tokens > u64::from(MAX_TOKENS) {
                 return Err(Error::SequenceTooLong { tokens, max: MAX_TOKENS });
             }
-            if step.attend > MAX_DECODE_QUERIES {
-                return Err(Error::TooManyQueries { got: step.attend, max: MAX_DECODE_QUERIES });
+            if step.attend > g.max_step {
+                return Err(Error::TooManyQueries { got: step.attend.into(), max: g.max_step });
             }
             if u64::from(step.attend) > tokens {
                 return Err(Error::QueriesExceedTokens { got: step.attend, tokens: tokens as u32 });
             }
             total += u64::from(step.append);
+            queries += u64::from(step.attend);
         }
         if total > u64::from(g.max_batch_tokens) {
             return Err(Error::BatchTooLong { got: total, max: g.max_batch_tokens });
+        }
+        if queries > u64::from(g.max_batch_tokens) {
+            return Err(Error::TooManyQueries { got: queries, max: g.max_batch_tokens });
         }
         if steps.iter().all(|s| s.append == 0 && s.attend == 0) {
             return Err(Error::EmptyStep);

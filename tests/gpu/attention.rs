@@ -1,6 +1,6 @@
 //! Attention against the f64 oracle.
 
-use crate::support::{Pair, full};
+use crate::support::{Pair, Tensors, full};
 use kivi_wgpu::{Bits, CacheConfig, Dtype, LayerAttention, SequenceStep};
 
 fn config(query_heads: u32, kv_heads: u32, head_dim: u32) -> CacheConfig {
@@ -33,6 +33,31 @@ fn one_to_eight_new_tokens() {
     pair.step(&[SequenceStep { sequence: s, append: 5, attend: 2 }]);
     pair.step(&[SequenceStep { sequence: s, append: 2, attend: 7 }]);
     pair.check_state(s);
+}
+
+/// A prompt of 1024 tokens that attends throughout, in chunks of any length: outputs right, words and tokens the same.
+#[test]
+fn prompts_in_chunks() {
+    let config = config(6, 2, 64).with_residual_window(64).with_max_step(1024).with_capacity(1100);
+    let mut states = Vec::new();
+    for chunk in [7, 64, 500, 1024] {
+        let mut pair = Pair::new(&config);
+        let s = pair.create_sequence();
+        let all = pair.tensors(&[SequenceStep::extend(s, 1024)]).remove(0);
+        let (kv, q) = (2 * 64, 6 * 64);
+        for first in (0..1024).step_by(chunk) {
+            let n = chunk.min(1024 - first);
+            let tensors = Tensors {
+                k: all.k[first * kv..(first + n) * kv].to_vec(),
+                v: all.v[first * kv..(first + n) * kv].to_vec(),
+                q: all.q[first * q..(first + n) * q].to_vec(),
+            };
+            pair.step_with(&[SequenceStep::extend(s, n as u32)], &[tensors]);
+        }
+        pair.check_state(s);
+        states.push(pair.gpu.submit_and_read_state_blocking(0, s).unwrap());
+    }
+    assert!(states.windows(2).all(|pair| pair[0] == pair[1]));
 }
 
 #[test]

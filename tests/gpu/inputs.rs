@@ -36,8 +36,8 @@ fn wrong_steps() {
         Error::StepTooLong { got: 65, max: 64 }
     );
     assert_eq!(
-        begin_error(|_, s| vec![SequenceStep::extend(s, 9)]),
-        Error::TooManyQueries { got: 9, max: 8 }
+        begin_error(|_, s| vec![SequenceStep::attend(s, 65)]),
+        Error::TooManyQueries { got: 65, max: 64 }
     );
     assert_eq!(begin_error(|_, s| vec![SequenceStep::append(s, 0)]), Error::EmptyStep);
     assert_eq!(begin_error(|_, _| vec![]), Error::EmptyStep);
