@@ -152,7 +152,8 @@ async fn mapped(device: &wgpu::Device, buffer: &wgpu::Buffer) -> Result<(), Erro
             (None, Ok(_)) => {
                 state.1 = Some(context.waker().clone());
                 if cfg!(not(target_arch = "wasm32")) {
-                    std::thread::yield_now();
+                    // Polling without a pause would keep the device's locks from the host's other threads.
+                    std::thread::sleep(std::time::Duration::from_micros(100));
                     context.waker().wake_by_ref();
                 }
                 Poll::Pending
