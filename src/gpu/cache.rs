@@ -1,6 +1,7 @@
 //! The cache, its buffers and its bind groups.
 
 use super::binding::LayerBinding;
+use super::buffers::buffer;
 use super::io::LayerIo;
 use super::memory::MemoryUsage;
 use super::pipelines::{HostLayouts, Pipelines};
@@ -385,34 +386,6 @@ fn check_limits(g: &Geometry, limits: &wgpu::Limits) -> Result<(), Error> {
         "a step's plan",
         instead,
     )
-}
-
-/// A buffer, or the typed error.
-pub(super) async fn buffer(
-    device: &wgpu::Device,
-    what: &'static str,
-    size: u64,
-    usage: wgpu::BufferUsages,
-) -> Result<wgpu::Buffer, Error> {
-    let (buffer, memory, validation) = {
-        let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-        let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
-        let buffer = device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some(what),
-            size,
-            usage,
-            mapped_at_creation: false,
-        });
-        let validation = validation.pop();
-        (buffer, memory.pop(), validation)
-    };
-    if let Some(error) = validation.await {
-        return Err(Error::Device(error.to_string()));
-    }
-    match memory.await {
-        Some(_) => Err(Error::OutOfMemory { what, bytes: size }),
-        None => Ok(buffer),
-    }
 }
 
 /// Group 0 of a pass: parameters at a dynamic offset, the plan, then `buffers`.

@@ -1,6 +1,7 @@
 //! The cache on a GPU: carries out step plans with wgpu.
 
 mod binding;
+mod buffers;
 mod cache;
 mod io;
 mod memory;

@@ -1,6 +1,7 @@
 //! Reads the content of a sequence back to the host.
 
-use super::cache::{KvCache, buffer};
+use super::buffers::buffer;
+use super::cache::KvCache;
 use crate::error::Error;
 use crate::plan::{SequenceId, Slot};
 use crate::state::{LayerState, UnpackedTokens};

@@ -2,10 +2,10 @@
 //!
 //! It runs the cache's own append and pack pipelines on one block of adversarial values, and compares with the oracle.
 
+use super::buffers::filled_buffer;
 use super::cache::KvCache;
 use super::io::{LayerIo, TensorView};
 use super::shaders::Pass;
-use super::upload::filled_buffer;
 use super::work::Work;
 use crate::error::Error;
 use crate::format::Dtype;

@@ -2,7 +2,7 @@
 //!
 //! wgpu's own `StagingBelt` does the same and panics where memory runs out or the device is lost.
 
-use super::pipelines::now_or_never;
+use super::buffers::{mapped_buffer, write_mapped};
 use crate::error::Error;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -54,49 +54,4 @@ impl Uploads {
         });
         Ok(())
     }
-}
-
-/// A buffer with fixed contents.
-pub(super) fn filled_buffer(
-    device: &wgpu::Device,
-    label: &'static str,
-    contents: &[u8],
-    usage: BufferUsages,
-) -> Result<wgpu::Buffer, Error> {
-    let buffer = mapped_buffer(device, label, contents.len() as u64, usage)?;
-    write_mapped(&buffer, contents)?;
-    Ok(buffer)
-}
-
-/// A buffer that is mapped for writing.
-fn mapped_buffer(
-    device: &wgpu::Device,
-    what: &'static str,
-    size: u64,
-    usage: BufferUsages,
-) -> Result<wgpu::Buffer, Error> {
-    let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-    let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
-    let buffer = device.create_buffer(&wgpu::BufferDescriptor {
-        label: Some(what),
-        size,
-        usage,
-        mapped_at_creation: true,
-    });
-    let validation = now_or_never(validation.pop()).flatten();
-    if let Some(Some(_)) = now_or_never(memory.pop()) {
-        return Err(Error::OutOfMemory { what, bytes: size });
-    }
-    match validation {
-        Some(error) => Err(Error::Device(error.to_string())),
-        None => Ok(buffer),
-    }
-}
-
-/// Fills the start of a mapped buffer and unmaps it.
-fn write_mapped(buffer: &wgpu::Buffer, bytes: &[u8]) -> Result<(), Error> {
-    let range = buffer.slice(..bytes.len() as u64).get_mapped_range_mut();
-    range.map_err(|e| Error::Device(e.to_string()))?.copy_from_slice(bytes);
-    buffer.unmap();
-    Ok(())
 }

@@ -1,0 +1,71 @@
+//! Buffers whose creation fails with a typed error.
+
+use super::pipelines::now_or_never;
+use crate::error::Error;
+use wgpu::BufferUsages;
+
+/// A buffer, and a future that says whether it could be created. On native the future is ready at once.
+fn create(
+    device: &wgpu::Device,
+    what: &'static str,
+    size: u64,
+    usage: BufferUsages,
+    mapped_at_creation: bool,
+) -> (wgpu::Buffer, impl Future<Output = Result<(), Error>> + use<>) {
+    let memory = device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+    let validation = device.push_error_scope(wgpu::ErrorFilter::Validation);
+    let buffer =
+        device.create_buffer(&wgpu::BufferDescriptor { label: Some(what), size, usage, mapped_at_creation });
+    let validation = validation.pop();
+    let memory = memory.pop();
+    (buffer, async move {
+        if memory.await.is_some() {
+            return Err(Error::OutOfMemory { what, bytes: size });
+        }
+        validation.await.map_or(Ok(()), |error| Err(Error::Device(error.to_string())))
+    })
+}
+
+/// A buffer of zeros.
+pub(super) async fn buffer(
+    device: &wgpu::Device,
+    what: &'static str,
+    size: u64,
+    usage: BufferUsages,
+) -> Result<wgpu::Buffer, Error> {
+    let (buffer, created) = create(device, what, size, usage, false);
+    created.await?;
+    Ok(buffer)
+}
+
+/// A buffer that is mapped for writing. In browsers a failure shows only when it is used.
+pub(super) fn mapped_buffer(
+    device: &wgpu::Device,
+    what: &'static str,
+    size: u64,
+    usage: BufferUsages,
+) -> Result<wgpu::Buffer, Error> {
+    let (buffer, created) = create(device, what, size, usage, true);
+    now_or_never(created).unwrap_or(Ok(()))?;
+    Ok(buffer)
+}
+
+/// A buffer with fixed contents.
+pub(super) fn filled_buffer(
+    device: &wgpu::Device,
+    what: &'static str,
+    contents: &[u8],
+    usage: BufferUsages,
+) -> Result<wgpu::Buffer, Error> {
+    let buffer = mapped_buffer(device, what, contents.len() as u64, usage)?;
+    write_mapped(&buffer, contents)?;
+    Ok(buffer)
+}
+
+/// Fills the start of a mapped buffer and unmaps it.
+pub(super) fn write_mapped(buffer: &wgpu::Buffer, bytes: &[u8]) -> Result<(), Error> {
+    let range = buffer.slice(..bytes.len() as u64).get_mapped_range_mut();
+    range.map_err(|e| Error::Device(e.to_string()))?.copy_from_slice(bytes);
+    buffer.unmap();
+    Ok(())
+}
