@@ -116,7 +116,6 @@ fn word_minima(first: u32, word: u32) -> Parts {
     return permute(n0, n1, n2, n3);
 }
 
-
 // This invocation's share of sum_d q_d m_d of its block: the words that fall to it.
 fn bias_part(split: Split, head: u32, quad: u32, row: u32) -> vec4<f32> {
     var part: Dots;

@@ -102,9 +102,9 @@ impl Geometry {
     pub fn new(config: &CacheConfig, max_binding: u64) -> Result<Geometry, Error> {
         let c = config;
         let positive = "1 or more";
+        let max_binding = max_binding.min(MAX_SHADER_BYTES);
         check((1..=65535).contains(&c.layers), "layers", c.layers, "1 to 65535")?;
         check((1..=4096).contains(&c.kv_heads), "kv_heads", c.kv_heads, "1 to 4096")?;
-        let max_binding = max_binding.min(MAX_SHADER_BYTES);
         check(c.query_heads > 0, "query_heads", c.query_heads, positive)?;
         if !c.query_heads.is_multiple_of(c.kv_heads) {
             return Err(Error::HeadsDoNotDivide { query_heads: c.query_heads, kv_heads: c.kv_heads });

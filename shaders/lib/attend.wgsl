@@ -175,11 +175,7 @@ fn attend_split(group: vec3<u32>, local: u32) {
 
     // Logits: an invocation owns four tokens and KEY_ROWS rows.
     let quad = local % QUADS;
-    // A constant where there is one group only: software adapters and scalar units load uniform addresses once.
-    var row_group = 0u;
-    if (ROWS > KEY_ROWS) {
-        row_group = local / QUADS;
-    }
+    let row_group = local / QUADS;
     let row = row_group * KEY_ROWS;
     let token = 4u * quad;
     if (BIAS_LANES > 0u) {

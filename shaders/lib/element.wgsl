@@ -1,11 +1,6 @@
 // Elements of the host's tensors and of unpacked tokens, by integer operations: drivers differ in how
 // their float conversions treat subnormals and in how they round.
 
-const F32: u32 = 0u;
-const F16: u32 = 1u;
-const BF16: u32 = 2u;
-const ABSENT: u32 = 3u;
-
 // A host's tensor: offset and strides in elements.
 struct View {
     offset: u32,

@@ -216,8 +216,9 @@ pub struct LayerBinding {
     pub(super) queries: Option<wgpu::BindGroup>,
     pub(super) output: Option<wgpu::BindGroup>,
     views: Vec<Checked>,
-    /// (new tokens, queries) up to which the views are known not to overlap.
-    apart: [AtomicU64; 2],
+    /// New tokens (high half) and queries (low half) up to which the views are known not to overlap. One word: what is known of one number holds
+    /// only together with the other.
+    apart: AtomicU64,
 }
 
 impl LayerBinding {
@@ -261,7 +262,7 @@ impl LayerBinding {
             queries: None,
             output: None,
             views,
-            apart: [AtomicU64::new(0), AtomicU64::new(0)],
+            apart: AtomicU64::new(0),
         };
         binding.check_apart(1, 1)?;
 
@@ -321,8 +322,9 @@ impl LayerBinding {
 
     /// Keys and values must be apart, and the output must be apart from every input and from itself.
     fn check_apart(&self, tokens: u64, queries: u64) -> Result<(), Error> {
-        let known = |i: usize| self.apart[i].load(Ordering::Relaxed);
-        if tokens <= known(0) && queries <= known(1) {
+        let known = self.apart.load(Ordering::Relaxed);
+        let (known_tokens, known_queries) = (known >> 32, known & 0xffff_ffff);
+        if tokens <= known_tokens && queries <= known_queries {
             return Ok(());
         }
         for (i, a) in self.views.iter().enumerate() {
@@ -343,8 +345,9 @@ impl LayerBinding {
                 }
             }
         }
-        self.apart[0].fetch_max(tokens, Ordering::Relaxed);
-        self.apart[1].fetch_max(queries, Ordering::Relaxed);
+        if tokens >= known_tokens && queries >= known_queries {
+            self.apart.store(tokens << 32 | queries, Ordering::Relaxed);
+        }
         Ok(())
     }
 }

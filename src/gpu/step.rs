@@ -168,13 +168,13 @@ impl KvCache {
         whole: bool,
     ) {
         let (append, pack): (_, &[Dispatch]) = if whole { (&work.append, &work.pack) } else { (&None, &[]) };
+        let class = self.geometry().layer_classes[layer];
+        let buffers = &self.layers[layer];
         for dispatch in append.iter().chain(&work.attend).chain(pack) {
-            let class = self.geometry().layer_classes[layer];
             if dispatch.class.is_some_and(|c| c != class) {
                 continue;
             }
             let Some(pipeline) = self.pipelines.get(dispatch.pass) else { continue };
-            let buffers = &self.layers[layer];
             let (group, host) = match dispatch.pass {
                 Pass::Append => (&buffers.append, &binding.append),
                 Pass::PackKeys | Pass::PackValues => (&buffers.pack[dispatch.slab], &None),

@@ -193,6 +193,29 @@ fn wrong_buffers_for_this_step() {
     assert_eq!(errors[3], Error::ForeignBinding);
 }
 
+/// Rows that meet only where both tensors are long: found although longer steps of either alone were fine.
+#[test]
+fn overlap_of_two_long_tensors() {
+    let mut pair = Pair::new(&config());
+    let s = pair.create_sequence();
+    pair.fill(s, 50);
+    let shared = storage_buffer(&[0; 64 * 1024]);
+    let [v, q] = [&[0; 64 * 1024], &[0; 64 * 1024]].map(|zeros| storage_buffer(zeros));
+    // Keys at 2048 t, outputs at 1024 + 1792 q: key 3 and output 3 share bytes.
+    let k = f32_view(&shared).with_strides(512, 64);
+    let out = f32_view(&shared).with_offset(1024).with_strides(448, 64);
+    let binding = pair.gpu.bind(&LayerIo::new(k, f32_view(&v), f32_view(&q), out)).unwrap();
+    let mut record = |append, attend| {
+        let mut encoder = device().0.create_command_encoder(&Default::default());
+        let steps = [SequenceStep { sequence: s, append, attend }];
+        let mut step = pair.gpu.begin_step(&mut encoder, &steps).unwrap();
+        step.layer(&mut encoder, 0, &binding)
+    };
+    record(9, 1).unwrap();
+    record(1, 8).unwrap();
+    assert_eq!(record(8, 8).unwrap_err(), Error::Overlap { a: "k", b: "out" });
+}
+
 fn config_error(config: CacheConfig) -> Error {
     KvCache::new_blocking(&device().0, &device().1, &config).map(drop).unwrap_err()
 }
