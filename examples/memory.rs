@@ -98,7 +98,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if layers == 0 {
         return tables();
     }
-    let bits = Bits::from_u32(bits).ok_or("bits must be 2, 4 or 8")?;
+    let bits = Bits::from_u32(bits).ok_or("bits must be 2, 4, 8 or 16")?;
     let config = CacheConfig::new(layers, query_heads, kv_heads, head_dim)
         .with_bits(bits, bits)
         .with_group_size(group)

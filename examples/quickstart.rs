@@ -57,7 +57,8 @@ fn options() -> Result<Option<Options>, Box<dyn Error>> {
         layers: None,
         decode: None,
     };
-    let bits = |n: u32| Bits::from_u32(n).ok_or_else(|| format!("{n} bits are not supported: use 2, 4 or 8"));
+    let bits =
+        |n: u32| Bits::from_u32(n).ok_or_else(|| format!("{n} bits are not supported: use 2, 4, 8 or 16"));
     let mut parser = lexopt::Parser::from_env();
     while let Some(arg) = parser.next()? {
         match arg {

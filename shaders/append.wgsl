@@ -13,42 +13,17 @@
 
 @group(0) @binding(2) var<storage, read_write> ring: array<u32>;
 @group(0) @binding(3) var<storage, read_write> staging: array<u32>;
-@group(1) @binding(0) var<uniform> io: Io;
+@group(1) @binding(0) var<storage, read> io: Io;
 @group(1) @binding(1) var<storage, read> host_keys: array<u32>;
 @group(1) @binding(2) var<storage, read> host_values: array<u32>;
-
-// NaN becomes +0, the magnitude is clamped, what lies below the smallest normal becomes +0, then round to nearest even.
-fn enter(bits: u32) -> u32 {
-    let sign = bits & 0x80000000u;
-    var magnitude = bits & 0x7fffffffu;
-    var largest = 0x477fe000u;
-    var smallest = 0x00800000u;
-    if (WINDOW_FORMAT == F16) {
-        smallest = 0x38800000u;
-    }
-    if (WINDOW_FORMAT == BF16) {
-        largest = 0x477f0000u;
-    }
-    if (magnitude > 0x7f800000u || magnitude < smallest) {
-        return 0u;
-    }
-    magnitude = min(magnitude, largest);
-    if (WINDOW_FORMAT == F16) {
-        return (sign >> 16u) | ((round_even(magnitude, 13u) >> 13u) - (112u << 10u));
-    }
-    if (WINDOW_FORMAT == BF16) {
-        return (sign | round_even(magnitude, 16u)) >> 16u;
-    }
-    return sign | magnitude;
-}
 
 fn entered(is_value: bool, row: u32, head: u32, channel: u32) -> u32 {
     if (is_value) {
         let index = io.v.offset + row * io.v.token_stride + head * io.v.head_stride + channel;
-        return enter(element_bits(io.v.dtype, host_values[element_word(io.v.dtype, index)], index));
+        return enter(WINDOW_FORMAT, element_bits(io.v.dtype, host_values[element_word(io.v.dtype, index)], index));
     }
     let index = io.k.offset + row * io.k.token_stride + head * io.k.head_stride + channel;
-    return enter(element_bits(io.k.dtype, host_keys[element_word(io.k.dtype, index)], index));
+    return enter(WINDOW_FORMAT, element_bits(io.k.dtype, host_keys[element_word(io.k.dtype, index)], index));
 }
 
 @compute @workgroup_size(64)

@@ -9,13 +9,7 @@
 //
 // Grid: x, z splits; y KV heads.
 
-@group(0) @binding(2) var<storage, read> ring4: array<vec4<u32>>;
-@group(0) @binding(3) var<storage, read> staging4: array<vec4<u32>>;
-
 const BIAS_LANES: u32 = 0u;
-const TOKEN_VECS: u32 = TOKEN_WORDS / 4u;
-const ROW_VECS: u32 = ROW_WORDS / 4u;
-
 fn query_channel(v: u32, i: u32) -> u32 {
     return 4u * v + i;
 }
@@ -24,26 +18,8 @@ fn bias_part(split: Split, head: u32, quad: u32, row: u32) -> vec4<f32> {
     return vec4<f32>();
 }
 
-// Slot of a token of the split. Past the last one it is the last: stale rows may hold NaN, and 0 * NaN is NaN.
-fn slot_of(split: Split, token: u32) -> u32 {
-    return plan[params.slots + split.source + min(token, split.tokens - 1u)];
-}
-
-// Four words of a token's key (`tensor` = 0) or value (1).
-fn fetch(slot: u32, tensor: u32, head: u32, v: u32) -> vec4<u32> {
-    let at = head * ROW_VECS + v;
-    if ((slot & STAGING_BIT) != 0u) {
-        return staging4[((slot & ~STAGING_BIT) + tensor * STAGING_SLOTS) * TOKEN_VECS + at];
-    }
-    return ring4[(slot + tensor * RING_SLOTS) * TOKEN_VECS + at];
-}
-
-// Unpacked tokens are zero or normal, so the built-in conversion is exact.
-fn pair(word: u32) -> vec2<f32> {
-    if (WINDOW_FORMAT == F16) {
-        return unpack2x16float(word);
-    }
-    return vec2<f32>(bitcast<f32>(word << 16u), bitcast<f32>(word & 0xffff0000u));
+fn prepare_queries(split: Split, head: u32, quad: u32, row: u32, local: u32) -> vec4<f32> {
+    return vec4<f32>();
 }
 
 // Logits of one token for up to four rows.
@@ -54,14 +30,14 @@ fn token_logits(slot: u32, head: u32, row: u32) -> vec4<f32> {
         if (WINDOW_FORMAT == F32) {
             add_dots(&sum, row, v, bitcast<vec4<f32>>(words));
         } else {
-            add_dots(&sum, row, 2u * v, vec4<f32>(pair(words.x), pair(words.y)));
-            add_dots(&sum, row, 2u * v + 1u, vec4<f32>(pair(words.z), pair(words.w)));
+            add_dots(&sum, row, 2u * v, vec4<f32>(pair(WINDOW_FORMAT, words.x), pair(WINDOW_FORMAT, words.y)));
+            add_dots(&sum, row, 2u * v + 1u, vec4<f32>(pair(WINDOW_FORMAT, words.z), pair(WINDOW_FORMAT, words.w)));
         }
     }
     return finish_dots(sum);
 }
 
-fn tile_logits(split: Split, head: u32, quad: u32, row: u32) -> Logits {
+fn tile_logits(split: Split, head: u32, quad: u32, row: u32, query_unit: vec4<f32>) -> Logits {
     let token = 4u * quad;
     if (token >= split.tokens) {
         return Logits();
@@ -98,10 +74,10 @@ fn channels(slot: u32, head: u32, chunk: u32) -> Channels {
     let low = fetch(slot, 1u, head, 2u * chunk);
     let high = fetch(slot, 1u, head, 2u * chunk + 1u);
     return Channels(
-        vec4<f32>(pair(low.x), pair(low.y)),
-        vec4<f32>(pair(low.z), pair(low.w)),
-        vec4<f32>(pair(high.x), pair(high.y)),
-        vec4<f32>(pair(high.z), pair(high.w)),
+        vec4<f32>(pair(WINDOW_FORMAT, low.x), pair(WINDOW_FORMAT, low.y)),
+        vec4<f32>(pair(WINDOW_FORMAT, low.z), pair(WINDOW_FORMAT, low.w)),
+        vec4<f32>(pair(WINDOW_FORMAT, high.x), pair(WINDOW_FORMAT, high.y)),
+        vec4<f32>(pair(WINDOW_FORMAT, high.z), pair(WINDOW_FORMAT, high.w)),
     );
 }
 

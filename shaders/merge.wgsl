@@ -12,7 +12,7 @@
 // Grid: x, z rows of all tiles; y KV heads. An invocation owns four channels and a share of the splits.
 
 @group(0) @binding(2) var<storage, read> partials: array<vec4<f32>>;
-@group(1) @binding(0) var<uniform> io: Io;
+@group(1) @binding(0) var<storage, read> io: Io;
 @group(1) @binding(1) var<storage, read_write> host_output: array<u32>;
 @group(1) @binding(2) var<storage, read> host_sinks: array<u32>;
 @group(1) @binding(3) var<storage, read_write> host_lse: array<u32>;

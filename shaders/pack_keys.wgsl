@@ -1,4 +1,4 @@
-// Keys of whole blocks: quantized per channel, over the block's tokens. Twin: src/oracle/pack_keys.rs.
+// Keys of whole blocks: quantized per channel, over the block's tokens, or kept in 16 bits. Twin: src/oracle/pack_keys.rs.
 //
 // | binding | what | access |
 // |---|---|---|
@@ -23,6 +23,13 @@ fn pack_keys(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     let head = group.y;
     let slots = params.slots + plan[params.first + 2u * item];
     let first = plan[params.first + 2u * item + 1u] * BLOCK_WORDS + head * HEAD_WORDS;
+
+    if (KEY_BITS == 16u) {
+        for (var i = local; i < KEY_ROW_WORDS * GROUP; i += KEY_WORKGROUP) {
+            slab[first + i] = sixteen_bits(plan[slots + i % GROUP], 0u, head, i / GROUP);
+        }
+        return;
+    }
 
     // A channel's minimum and maximum along the sequence.
     for (var channel = local; channel < HEAD_DIM; channel += KEY_WORKGROUP) {

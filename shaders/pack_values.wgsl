@@ -1,4 +1,4 @@
-// Values of whole blocks: quantized per token, over groups of channels. Twin: src/oracle/pack_values.rs.
+// Values of whole blocks: quantized per token, over groups of channels, or kept in 16 bits. Twin: src/oracle/pack_values.rs.
 //
 // | binding | what | access |
 // |---|---|---|
@@ -23,6 +23,14 @@ fn pack_values(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocatio
     let head = group.y;
     let slots = params.slots + plan[params.first + 2u * item];
     let first = plan[params.first + 2u * item + 1u] * BLOCK_WORDS + head * HEAD_WORDS;
+
+    if (VALUE_BITS == 16u) {
+        for (var i = local; i < VALUE_ROW_WORDS * GROUP; i += VALUE_WORKGROUP) {
+            let slot = plan[slots + i / VALUE_ROW_WORDS];
+            slab[first + VALUE_CODES + i] = sixteen_bits(slot, 1u, head, i % VALUE_ROW_WORDS);
+        }
+        return;
+    }
 
     // Minimum and maximum along the channels of each token's groups; the last group may be short.
     for (var i = local; i < VALUE_PARAM_COUNT; i += VALUE_WORKGROUP) {

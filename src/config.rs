@@ -2,9 +2,24 @@
 
 use crate::format::{Bits, Dtype, ZeroPoint};
 
+/// Which of a step's new tokens a query sees besides the tokens before them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Mask {
+    /// Those up to its own position.
+    #[default]
+    Causal,
+    /// All of them, as in encoders and prefix language models. Not supported: [`Error::UnsupportedMask`](crate::Error::UnsupportedMask).
+    Bidirectional,
+    /// Its ancestors in a tree of drafted tokens. Not supported: [`Error::UnsupportedMask`](crate::Error::UnsupportedMask).
+    Tree,
+}
+
 /// How a layer attends.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct LayerAttention {
+    /// Which new tokens a query sees.
+    pub mask: Mask,
     /// A query sees its own position and the `n - 1` before it; `None`: everything before it. The cache keeps older tokens all the same.
     pub sliding_window: Option<u32>,
     /// Logits become `cap * tanh(logit / cap)`, as in Gemma.
@@ -30,8 +45,10 @@ pub struct CacheConfig {
     pub query_heads: u32,
     /// KV heads per layer; each serves `query_heads / kv_heads` query heads (1 to 16).
     pub kv_heads: u32,
-    /// Elements per head: a multiple of 8 up to 512, the same for keys and values.
+    /// Elements per head: a multiple of 8 up to 512.
     pub head_dim: u32,
+    /// Elements per head of the values; `None`: `head_dim`. Nothing else is supported, so models with multi-head latent attention are not.
+    pub value_head_dim: Option<u32>,
     /// Width of a key code. Default 2.
     pub key_bits: Bits,
     /// Width of a value code. Default 2.
@@ -65,7 +82,7 @@ pub struct CacheConfig {
     /// Upper bound of one slab (a buffer of packed pages) in bytes. Default: what the device allows in one binding.
     pub max_slab_bytes: Option<u64>,
     /// Upper bound of the attention scratch, which all layers share, in bytes. Attention that needs more runs in rounds, with the same results.
-    /// Default 4 MiB; one row tile over the longest sequence must fit, else it is larger.
+    /// Default 16 MiB; one row tile over the longest sequence must fit, else it is larger.
     pub max_scratch_bytes: u64,
 }
 
@@ -88,6 +105,7 @@ impl CacheConfig {
             query_heads,
             kv_heads,
             head_dim,
+            value_head_dim: None,
             key_bits: Bits::Two,
             value_bits: Bits::Two,
             group_size: 32,
@@ -104,7 +122,7 @@ impl CacheConfig {
             softmax_scale: None,
             layer_attention: Vec::new(),
             max_slab_bytes: None,
-            max_scratch_bytes: 4 << 20,
+            max_scratch_bytes: 16 << 20,
         }
     }
 
@@ -126,6 +144,8 @@ impl CacheConfig {
     setters! {
         /// Sets [`Self::layer_attention`].
         with_layer_attention(layer_attention: Vec<LayerAttention>);
+        /// Sets [`Self::value_head_dim`].
+        with_value_head_dim(value_head_dim: u32);
         /// Sets [`Self::group_size`].
         with_group_size(group_size: u32);
         /// Sets [`Self::value_group_size`].

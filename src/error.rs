@@ -39,6 +39,14 @@ pub enum Error {
         /// The value that was given.
         got: f32,
     },
+    /// A mask that the kernels do not have.
+    #[error(
+        "{mask:?} masks are not supported: use Mask::Causal (drafted tokens: one branch at a time, as a sequence of its own)"
+    )]
+    UnsupportedMask {
+        /// The mask that was given.
+        mask: crate::config::Mask,
+    },
     /// More sink tokens than the cache can hold at all.
     #[error("sink_tokens = {sink_tokens} exceeds capacity = {capacity}: lower sink_tokens or raise capacity")]
     SinksBeyondCapacity {
@@ -72,6 +80,14 @@ pub enum Error {
         adapter: String,
         /// First difference from the oracle.
         detail: String,
+    },
+    /// The chosen variant of the kernels cannot run.
+    #[error("the {variant} kernels need {needed}: choose another variant, or let the library choose")]
+    VariantUnavailable {
+        /// The variant.
+        variant: String,
+        /// What it needs and does not have.
+        needed: &'static str,
     },
     /// The device ran out of memory.
     #[error(

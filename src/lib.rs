@@ -64,7 +64,7 @@ pub mod oracle;
 pub mod plan;
 mod state;
 
-pub use config::{CacheConfig, LayerAttention};
+pub use config::{CacheConfig, LayerAttention, Mask};
 pub use error::Error;
 pub use format::{Bits, Dtype, ZeroPoint};
 pub use geometry::Geometry;
@@ -72,7 +72,7 @@ pub use plan::{Operation, SequenceId, SequenceStep};
 pub use state::{LayerState, UnpackedTokens};
 
 #[cfg(feature = "wgpu")]
-pub use gpu::{KvCache, KvCacheOptions, LayerBinding, LayerIo, MemoryUsage, Step, TensorView};
+pub use gpu::{KvCache, KvCacheOptions, LayerBinding, LayerIo, MemoryUsage, Step, TensorView, Variant};
 #[cfg(feature = "wgpu")]
 pub use wgpu;
 

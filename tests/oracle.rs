@@ -2,15 +2,15 @@
 
 mod reference;
 
-use kivi_wgpu::oracle::{CpuCache, LayerInput};
-use kivi_wgpu::{Bits, CacheConfig, Dtype, LayerAttention, SequenceStep, ZeroPoint};
+use kivi_wgpu::oracle::{CpuCache, LayerInput, block_of};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, Geometry, LayerAttention, SequenceStep, ZeroPoint};
 use proptest::prelude::*;
 use reference::{NaiveSequence, Rules, TokenData, attend, seen};
 
 fn config() -> impl Strategy<Value = CacheConfig> {
     let sizes = (0u32..70, prop_oneof![Just(16u32), Just(32), Just(64)], 0u32..6, 1u32..100);
     let format =
-        (0usize..3, 0usize..3, any::<bool>(), 0usize..3, prop_oneof![Just(16u32), Just(24), Just(40)]);
+        (0usize..4, 0usize..4, any::<bool>(), 0usize..3, prop_oneof![Just(16u32), Just(24), Just(40)]);
     (sizes, format).prop_map(|((window, group, sinks, max_step), (key, value, rounded, dtype, head_dim))| {
         CacheConfig::new(1, 4, 2, head_dim)
             .with_residual_window(window)
@@ -24,6 +24,7 @@ fn config() -> impl Strategy<Value = CacheConfig> {
             .with_attention(LayerAttention {
                 sliding_window: (max_step % 3 == 0).then_some(1 + 2 * window),
                 soft_cap: (max_step % 2 == 0).then_some(3.0),
+                ..Default::default()
             })
             .with_capacity(1000)
     })
@@ -102,6 +103,30 @@ proptest! {
             cache.state(0, id).unwrap()
         };
         prop_assert_eq!(feed(&chunks), feed(&vec![1; total as usize]));
+    }
+}
+
+/// A block of 16-bit tensors: two elements per word, keys word by word and values token by token, nothing else.
+#[test]
+fn sixteen_bit_blocks_hold_the_elements_themselves() {
+    let x = |token: u32, channel: u32| 1.0 + f32::from_bits(0x3a80_0000 + 8 * (64 * token + channel));
+    let rows: Vec<f32> = (0..16).flat_map(|t| (0..64).map(move |c| x(t, c))).collect();
+    for window in Dtype::ALL {
+        let config = CacheConfig::new(1, 1, 1, 64).with_group_size(16).with_window_format(window);
+        let g = Geometry::new(&config.with_bits(Bits::Sixteen, Bits::Sixteen), 1 << 27).unwrap();
+        assert_eq!((g.layout.block_words(), g.layout.format_bits()), (2 * 16 * 32, 16.0));
+        let block = block_of(&g, &rows, &rows);
+        let half = |token, channel| match window {
+            Dtype::Bf16 => u32::from(half::bf16::from_f32(x(token, channel)).to_bits()),
+            _ => u32::from(half::f16::from_f32(x(token, channel)).to_bits()),
+        };
+        for token in 0..16 {
+            for word in 0..32 {
+                let expected = half(token, 2 * word) | (half(token, 2 * word + 1) << 16);
+                assert_eq!(block[(word * 16 + token) as usize], expected);
+                assert_eq!(block[(16 * 32 + token * 32 + word) as usize], expected);
+            }
+        }
     }
 }
 

@@ -2,7 +2,9 @@
 
 mod reference;
 
-use kivi_wgpu::plan::{PlannedStep, Planner, SequenceId, SequenceStep, Slot, StepPlan};
+use kivi_wgpu::plan::{
+    AttendItem, FoldSplit, PlannedStep, Planner, Round, SequenceId, SequenceStep, Slot, StepPlan,
+};
 use kivi_wgpu::{CacheConfig, Error, Geometry, LayerAttention, Operation};
 use proptest::prelude::*;
 use reference::{NaiveSequence, Rules};
@@ -56,44 +58,31 @@ impl Names {
             let mut used = HashSet::new();
             for t in round.tiles.clone() {
                 let tile = &plan.tiles[t as usize];
-                let mut parts: BTreeMap<u32, Vec<(u32, u64)>> = BTreeMap::new();
-                for range in &round.history {
-                    for item in &plan.items[range.items.start as usize..range.items.end as usize] {
-                        if item.tile == t {
-                            let group = self.g.layout.group;
-                            let first = item.source * self.g.layout.blocks_per_page();
-                            let tokens = (0..item.tokens).map(|i| {
-                                let block = &self.blocks[&(range.slab, first + i / group)];
-                                (item.first_position + i, block[(i % group) as usize])
-                            });
-                            parts.insert(item.partial, tokens.collect());
-                        }
-                    }
-                }
-                for item in &plan.items[round.window.start as usize..round.window.end as usize] {
-                    if item.tile == t {
-                        let slots = &plan.slots[item.source as usize..][..item.tokens as usize];
-                        let tokens = slots.iter().zip(item.first_position..).map(|(&s, p)| (p, self.read(s)));
-                        parts.insert(item.partial, tokens.collect());
-                    }
-                }
-                assert_eq!(parts.len() as u32, tile.splits);
                 assert!((1..=round.row_tile).contains(&tile.rows));
-                for (i, (partial, tokens)) in parts.iter().enumerate() {
-                    assert_eq!(*partial, tile.first_partial + i as u32 * round.row_tile);
-                    assert!((1..=256).contains(&tokens.len()));
-                    for row in *partial..*partial + round.row_tile {
-                        let cells = (row + 1) * round.heads.len() as u32;
-                        assert!(cells <= self.g.scratch_cells && used.insert(row), "partial rows collide");
+                let parts = if round.fold.is_empty() {
+                    let parts = self.split_parts(plan, round, t);
+                    assert_eq!(parts.len() as u32, tile.splits);
+                    for (i, partial) in parts.keys().enumerate() {
+                        assert_eq!(*partial, tile.first_partial + i as u32 * round.row_tile);
                     }
+                    parts.into_values().collect()
+                } else {
+                    assert_eq!(tile.splits, 1);
+                    self.fold_parts(plan, round, t)
+                };
+                let rows = tile.first_partial..tile.first_partial + tile.splits * round.row_tile;
+                for row in rows {
+                    let cells = (row + 1) * round.heads.len() as u32;
+                    assert!(cells <= self.g.scratch_cells && used.insert(row), "partial rows collide");
                 }
+                assert!(parts.iter().all(|tokens| (1..=256).contains(&tokens.len())));
                 for row in tile.first_row..tile.first_row + tile.rows {
                     let query = row / self.g.heads_per_group;
                     let position = tile.position + query;
                     let class = &self.g.attention_classes[round.class as usize];
                     let oldest = class.sliding_window.map_or(0, |n| (position + 1).saturating_sub(n));
                     let visible: Vec<_> = parts
-                        .values()
+                        .iter()
                         .flatten()
                         .copied()
                         .filter(|(p, _)| (oldest..=position).contains(p))
@@ -108,6 +97,53 @@ impl Names {
         }
         assert_eq!(tiles as usize, plan.tiles.len());
         seen
+    }
+
+    /// (position, token) of each token of a page or of a list of slots.
+    fn split_tokens(&self, plan: &StepPlan, slab: Option<u32>, split: &FoldSplit) -> Vec<(u32, u64)> {
+        let group = self.g.layout.group;
+        let token = |i| match slab {
+            Some(slab) => {
+                let block = split.source * self.g.layout.blocks_per_page() + i / group;
+                self.blocks[&(slab, block)][(i % group) as usize]
+            }
+            None => self.read(plan.slots[(split.source + i) as usize]),
+        };
+        (0..split.tokens).map(|i| (split.first_position + i, token(i))).collect()
+    }
+
+    /// The parts of a tile with a partial per split, by partial.
+    fn split_parts(&self, plan: &StepPlan, round: &Round, tile: u32) -> BTreeMap<u32, Vec<(u32, u64)>> {
+        let history = round.history.iter().map(|range| (Some(range.slab), range.items.clone()));
+        let mut parts = BTreeMap::new();
+        for (slab, items) in history.chain([(None, round.window.clone())]) {
+            for item in plan.items[items.start as usize..items.end as usize].iter().filter(|i| i.tile == tile)
+            {
+                let AttendItem { source, tokens, first_position, .. } = *item;
+                let split = FoldSplit { source, tokens, first_position };
+                let taken = parts.insert(item.partial, self.split_tokens(plan, slab, &split));
+                assert!(taken.is_none());
+            }
+        }
+        parts
+    }
+
+    /// The parts of a tile with one partial, in the order in which they extend it, which is that of positions.
+    fn fold_parts(&self, plan: &StepPlan, round: &Round, tile: u32) -> Vec<Vec<(u32, u64)>> {
+        assert!(round.history.is_empty() && round.window.is_empty());
+        let mut parts: Vec<Vec<(u32, u64)>> = Vec::new();
+        for pass in &round.fold {
+            let runs = &plan.runs[pass.runs.start as usize..pass.runs.end as usize];
+            for run in runs.iter().filter(|run| run.tile == tile) {
+                assert_eq!(run.partial, plan.tiles[tile as usize].first_partial);
+                assert_eq!(run.fresh, parts.is_empty());
+                for split in &plan.splits[run.splits.start as usize..run.splits.end as usize] {
+                    assert!(parts.last().is_none_or(|last| last[last.len() - 1].0 < split.first_position));
+                    parts.push(self.split_tokens(plan, pass.slab, split));
+                }
+            }
+        }
+        parts
     }
 
     /// Forgets every cell that holds nothing of any sequence, as a GPU may after the next step.
@@ -154,7 +190,11 @@ fn config() -> impl Strategy<Value = CacheConfig> {
     let heads = (1u32..4, 1u32..17);
     (window, group, sinks, 1u32..4, prop_oneof![Just(200u32), 1u32..300], 1u32..3, heads, scratch).prop_map(
         |(window, group, sinks, sequences, max_step, pages, (kv_heads, ratio), scratch)| {
-            let sliding = LayerAttention { sliding_window: Some(1 + window * 3 / 2), soft_cap: None };
+            let sliding = LayerAttention {
+                sliding_window: Some(1 + window * 3 / 2),
+                soft_cap: None,
+                ..Default::default()
+            };
             let base = CacheConfig::new(2, kv_heads * ratio, kv_heads, 16)
                 .with_layer_attention(vec![LayerAttention::default(), sliding])
                 .with_max_scratch_bytes(scratch)

@@ -1,6 +1,6 @@
 //! What an application has anyway: a device, buffers, a way to read them back.
 
-use kivi_wgpu::wgpu;
+use kivi_wgpu::{KvCache, wgpu};
 
 pub struct Gpu {
     pub device: wgpu::Device,
@@ -10,7 +10,7 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// The default adapter with these limits.
+    /// The default adapter with these limits, and those of its features that make the kernels faster.
     pub fn open(limits: &wgpu::Limits) -> Result<Gpu, Box<dyn std::error::Error>> {
         let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
         pollster::block_on(async {
@@ -21,7 +21,11 @@ impl Gpu {
             let adapter = instance.request_adapter(&options).await.map_err(|e| {
                 format!("wgpu finds no adapter ({e}): `cargo xtask demo` installs a software one")
             })?;
-            let descriptor = wgpu::DeviceDescriptor { required_limits: limits.clone(), ..Default::default() };
+            let descriptor = wgpu::DeviceDescriptor {
+                required_features: adapter.features() & KvCache::optional_features(),
+                required_limits: limits.clone(),
+                ..Default::default()
+            };
             let (device, queue) = adapter.request_device(&descriptor).await?;
             Ok(Gpu { device, queue, info: adapter.get_info() })
         })

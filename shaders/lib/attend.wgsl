@@ -1,46 +1,14 @@
 // Attention of a tile of rows over one split: up to 256 tokens in one pass of logits, softmax and values, without a
-// running rescale. The pass file adds where keys and values come from: `query_channel`, `bias_part`,
+// running rescale. The pass file adds where keys and values come from: `query_channel`, `prepare_queries`, `bias_part`,
 // `tile_logits` and `tile_values`.
-//
-// A row is a (query, head of the group) pair, so the keys and values of a KV head are read and unpacked once for all its query heads.
-// Logits are in base 2: the queries are scaled by softmax_scale * log2(e) as they are loaded.
-
-@group(0) @binding(4) var<storage, read_write> partials: array<vec4<f32>>;
-@group(1) @binding(0) var<uniform> io: Io;
-@group(1) @binding(1) var<storage, read> host_queries: array<u32>;
 
 // Tokens go in fours.
 const QUADS: u32 = 64u;
-// A logit that a row does not see. Finite: infinities are not dependable under fast math.
-const UNSEEN: f32 = -3.0e38;
 // Workgroup memory, by phase: queries, bias parts, maxima; then weights; then partial sums of the values.
 const SH_BIAS: u32 = ROWS * QUERY_VECS;
 const SH_MAX: u32 = SH_BIAS + WORKGROUP;
 
 var<workgroup> sh: array<vec4<f32>, SH_VECS>;
-
-struct Split {
-    tile: u32,
-    partial: u32,
-    source: u32,
-    tokens: u32,
-    first_position: u32,
-}
-
-struct Tile {
-    first_query: u32,
-    first_row: u32,
-    rows: u32,
-    position: u32,
-}
-
-// Per row (of up to KEY_ROWS): four tokens.
-struct Logits {
-    r0: vec4<f32>,
-    r1: vec4<f32>,
-    r2: vec4<f32>,
-    r3: vec4<f32>,
-}
 
 // Running dot products of up to four rows' queries with one vector.
 struct Dots {
@@ -81,82 +49,25 @@ struct Sums {
     weights: vec2<f32>,
 }
 
-fn read_split(item: u32) -> Split {
-    let at = params.first + 5u * item;
-    return Split(plan[at], plan[at + 1u], plan[at + 2u], plan[at + 3u], plan[at + 4u]);
-}
-
-fn read_tile(tile: u32) -> Tile {
-    let at = params.tiles + 6u * tile;
-    return Tile(plan[at], plan[at + 1u], plan[at + 2u], plan[at + 3u]);
-}
-
-fn query_element(first: u32, channel: u32) -> f32 {
-    if (channel >= HEAD_DIM) {
-        return 0.0;
-    }
-    let index = first + channel;
-    let word = host_queries[element_word(io.q.dtype, index)];
-    return bitcast<f32>(element_bits(io.q.dtype, word, index)) * LOGIT_SCALE;
-}
-
-// Vector `v` of a row's query, in the order in which `tile_logits` meets the channels.
+// Vector `v` of a row's query, scaled, in the order in which `tile_logits` meets the channels.
 fn load_query(tile: Tile, head: u32, row: u32, v: u32) -> vec4<f32> {
     if (row >= tile.rows) {
         return vec4<f32>();
     }
-    let r = tile.first_row + row;
-    let query_head = head * HEADS_PER_GROUP + r % HEADS_PER_GROUP;
-    let first = io.q.offset + (tile.first_query + r / HEADS_PER_GROUP) * io.q.token_stride
-        + query_head * io.q.head_stride;
+    let first = query_first(tile, head, row);
     return vec4<f32>(
-        query_element(first, query_channel(v, 0u)),
-        query_element(first, query_channel(v, 1u)),
-        query_element(first, query_channel(v, 2u)),
-        query_element(first, query_channel(v, 3u)),
+        scaled_element(first, query_channel(v, 0u)),
+        scaled_element(first, query_channel(v, 1u)),
+        scaled_element(first, query_channel(v, 2u)),
+        scaled_element(first, query_channel(v, 3u)),
     );
 }
 
-// Which of the four tokens from `token` on row `row` sees: those up to its own position, from the first of its sliding window on.
-fn sees(tile: Tile, split: Split, row: u32, token: u32) -> vec4<bool> {
-    let position = tile.position + (tile.first_row + row) / HEADS_PER_GROUP;
-    // Counts, so that nothing wraps around: of tokens up to the position, and of those before the sliding window.
-    let end = min(max(position + 1u, split.first_position) - split.first_position, split.tokens);
-    let oldest = max(position + 1u, params.sliding_window) - params.sliding_window;
-    let start = max(oldest, split.first_position) - split.first_position;
-    let t = vec4<u32>(token, token + 1u, token + 2u, token + 3u);
-    return (t < vec4<u32>(end)) & (t >= vec4<u32>(start));
-}
-
-// cap * tanh(l / cap). The built-in tanh may overflow or be coarse; this is exact to a few units in the last place of the cap.
-fn capped(l: vec4<f32>) -> vec4<f32> {
-    let x = l / params.soft_cap;
-    let a = abs(x);
-    let t = exp2(a * -2.8853900817779268);
-    let s = x * x;
-    // The series where (1 - t) / (1 + t) would lose digits, as a correction of l.
-    let series = s * (-0.333333333 + s * (0.133333333 + s * (-0.0539682540 + s * 0.0218694885)));
-    let far = sign(x) * params.soft_cap * ((1.0 - t) / (1.0 + t));
-    return select(far, fma(l, series, l), a < vec4<f32>(0.25));
-}
-
-fn largest(logits: vec4<f32>, seen: vec4<bool>) -> f32 {
-    let l = select(vec4<f32>(UNSEEN), logits, seen);
-    return max(max(l.x, l.y), max(l.z, l.w));
-}
-
-// A row's partial result in the attention scratch: (maximum, sum of weights), then the output.
-fn partial_at(split: Split, row: u32, head: u32) -> u32 {
-    return ((split.partial + row) * params.heads + head - params.first_head) * PARTIAL_VECS;
-}
-
-fn write_row(split: Split, row: u32, head: u32, chunk: u32, s0: vec4<f32>, s1: vec4<f32>, s2: vec4<f32>, s3: vec4<f32>) {
-    let at = partial_at(split, row, head) + 1u + 4u * chunk;
-    let vecs = HEAD_DIM / 4u - 4u * chunk;
-    partials[at] = s0;
-    if (vecs > 1u) { partials[at + 1u] = s1; }
-    if (vecs > 2u) { partials[at + 2u] = s2; }
-    if (vecs > 3u) { partials[at + 3u] = s3; }
+fn scaled_element(first: u32, channel: u32) -> f32 {
+    if (channel >= HEAD_DIM) {
+        return 0.0;
+    }
+    return query_element(first + channel) * LOGIT_SCALE;
 }
 
 fn attend_split(group: vec3<u32>, local: u32) {
@@ -165,8 +76,9 @@ fn attend_split(group: vec3<u32>, local: u32) {
         return;
     }
     let head = params.first_head + group.y;
-    let split = read_split(item);
-    let tile = read_tile(split.tile);
+    let run = read_run(item);
+    let split = run_split(run, 0u);
+    let tile = read_tile(run.tile);
 
     for (var i = local; i < ROWS * QUERY_VECS; i += WORKGROUP) {
         sh[i] = load_query(tile, head, i / QUERY_VECS, i % QUERY_VECS);
@@ -178,6 +90,7 @@ fn attend_split(group: vec3<u32>, local: u32) {
     let row_group = local / QUADS;
     let row = row_group * KEY_ROWS;
     let token = 4u * quad;
+    let query_unit = prepare_queries(split, head, quad, row, local);
     if (BIAS_LANES > 0u) {
         sh[SH_BIAS + local] = bias_part(split, head, quad, row);
         workgroupBarrier();
@@ -186,13 +99,13 @@ fn attend_split(group: vec3<u32>, local: u32) {
     for (var i = 0u; i < BIAS_LANES; i++) {
         bias += sh[SH_BIAS + local - quad % max(BIAS_LANES, 1u) + i];
     }
-    var logits = tile_logits(split, head, quad, row);
+    var logits = tile_logits(split, head, quad, row, query_unit);
     logits.r0 += bias.x;
     logits.r1 += bias.y;
     logits.r2 += bias.z;
     logits.r3 += bias.w;
 
-    if (params.soft_cap > 0.0) {
+    if (has_soft_cap(split)) {
         logits.r0 = capped(logits.r0);
         logits.r1 = capped(logits.r1);
         logits.r2 = capped(logits.r2);
@@ -267,11 +180,11 @@ fn attend_split(group: vec3<u32>, local: u32) {
         let first_max = TOKEN_SHARES * ROW_PAIRS;
         if (value_row < tile.rows) {
             let m = sh[first_max + value_row / KEY_ROWS][value_row % KEY_ROWS];
-            partials[partial_at(split, value_row, head)] = vec4<f32>(m, weights.x, 0.0, 0.0);
+            partials[partial_at(run.partial, value_row, head)] = vec4<f32>(m, weights.x, 0.0, 0.0);
         }
         if (VALUE_ROWS > 1u && value_row + 1u < tile.rows) {
             let m = sh[first_max + (value_row + 1u) / KEY_ROWS][(value_row + 1u) % KEY_ROWS];
-            partials[partial_at(split, value_row + 1u, head)] = vec4<f32>(m, weights.y, 0.0, 0.0);
+            partials[partial_at(run.partial, value_row + 1u, head)] = vec4<f32>(m, weights.y, 0.0, 0.0);
         }
     }
 
@@ -308,10 +221,10 @@ fn attend_split(group: vec3<u32>, local: u32) {
     }
     if (share == 0u) {
         if (value_row < tile.rows) {
-            write_row(split, value_row, head, chunk, sums.a0, sums.a1, sums.a2, sums.a3);
+            write_row(run.partial, value_row, head, chunk, sums.a0, sums.a1, sums.a2, sums.a3);
         }
         if (VALUE_ROWS > 1u && value_row + 1u < tile.rows) {
-            write_row(split, value_row + 1u, head, chunk, sums.b0, sums.b1, sums.b2, sums.b3);
+            write_row(run.partial, value_row + 1u, head, chunk, sums.b0, sums.b1, sums.b2, sums.b3);
         }
     }
 }

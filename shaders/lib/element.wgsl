@@ -53,3 +53,36 @@ fn element_word(dtype: u32, index: u32) -> u32 {
 fn round_even(magnitude: u32, shift: u32) -> u32 {
     return magnitude + (1u << (shift - 1u)) - 1u + ((magnitude >> shift) & 1u);
 }
+
+// Bits of an element in `format` from those of an f32, as it enters the cache: NaN becomes +0, the magnitude is clamped, what lies below the smallest normal becomes +0, then round to nearest even.
+fn enter(format: u32, bits: u32) -> u32 {
+    let sign = bits & 0x80000000u;
+    var magnitude = bits & 0x7fffffffu;
+    var largest = 0x477fe000u;
+    var smallest = 0x00800000u;
+    if (format == F16) {
+        smallest = 0x38800000u;
+    }
+    if (format == BF16) {
+        largest = 0x477f0000u;
+    }
+    if (magnitude > 0x7f800000u || magnitude < smallest) {
+        return 0u;
+    }
+    magnitude = min(magnitude, largest);
+    if (format == F16) {
+        return (sign >> 16u) | ((round_even(magnitude, 13u) >> 13u) - (112u << 10u));
+    }
+    if (format == BF16) {
+        return (sign | round_even(magnitude, 16u)) >> 16u;
+    }
+    return sign | magnitude;
+}
+
+// The two elements of a word of the cache's own, which are zero or normal, so that the built-in conversion is exact.
+fn pair(format: u32, word: u32) -> vec2<f32> {
+    if (format == F16) {
+        return unpack2x16float(word);
+    }
+    return vec2<f32>(bitcast<f32>(word << 16u), bitcast<f32>(word & 0xffff0000u));
+}

@@ -1,6 +1,6 @@
-//! Code widths and the planes that they are stored in.
+//! Widths of packed elements and the planes that they are stored in.
 
-/// Width of a code.
+/// Width of a packed element: of its code, or 16 bits without quantization.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Bits {
@@ -10,6 +10,9 @@ pub enum Bits {
     Four,
     /// 256 levels.
     Eight,
+    /// Not quantized: elements as they are in the residual window (f16 if the window is f32), without parameters. The honest baseline, and the
+    /// choice where quantization costs too much.
+    Sixteen,
 }
 
 /// Where a part of one code lies in its row: bits `[code_shift, +width)` of the code are bits `[shift, +width)` of `word`.
@@ -27,7 +30,9 @@ pub struct CodePart {
 
 impl Bits {
     /// All widths.
-    pub const ALL: [Bits; 3] = [Bits::Two, Bits::Four, Bits::Eight];
+    pub const ALL: [Bits; 4] = [Bits::Two, Bits::Four, Bits::Eight, Bits::Sixteen];
+    /// The widths of codes.
+    pub const QUANTIZED: [Bits; 3] = [Bits::Two, Bits::Four, Bits::Eight];
 
     /// The width in bits.
     pub const fn get(self) -> u32 {
@@ -35,12 +40,18 @@ impl Bits {
             Bits::Two => 2,
             Bits::Four => 4,
             Bits::Eight => 8,
+            Bits::Sixteen => 16,
         }
     }
 
     /// The width with this many bits, if the format has it.
     pub fn from_u32(bits: u32) -> Option<Bits> {
         Bits::ALL.into_iter().find(|b| b.get() == bits)
+    }
+
+    /// Whether elements are codes with a scale and a minimum per group.
+    pub const fn is_quantized(self) -> bool {
+        !matches!(self, Bits::Sixteen)
     }
 
     /// The largest code, `2^b - 1`.
@@ -54,6 +65,7 @@ impl Bits {
             Bits::Two => &[2],
             Bits::Four => &[4],
             Bits::Eight => &[8],
+            Bits::Sixteen => &[16],
         }
     }
 

@@ -5,7 +5,8 @@ use super::{Bits, PAGE_TOKENS};
 /// Sizes and offsets, in words, of a block: `group` tokens, keys and values of all KV heads of a layer.
 ///
 /// A block is, for each KV head in order: key codes `[row word][token]`, key parameters `[channel]`,
-/// value codes `[token][row word]`, value parameters `[token][channel group]`.
+/// value codes `[token][row word]`, value parameters `[token][channel group]`. Tensors in 16 bits have elements in the place of codes and no
+/// parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockLayout {
     /// Elements of one head's row.
@@ -33,9 +34,14 @@ impl BlockLayout {
         self.value_bits.row_words(self.head_dim)
     }
 
-    /// Channel groups of one token's values; the last may be short.
+    /// Parameters of one head's keys.
+    pub fn key_params(&self) -> u32 {
+        if self.key_bits.is_quantized() { self.head_dim } else { 0 }
+    }
+
+    /// Channel groups of one token's values, each with a parameter; the last may be short. None if values are not quantized.
     pub fn value_groups(&self) -> u32 {
-        self.head_dim.div_ceil(self.value_group)
+        if self.value_bits.is_quantized() { self.head_dim.div_ceil(self.value_group) } else { 0 }
     }
 
     /// Word of row word `word` of `token`'s keys, within its head.
@@ -50,7 +56,7 @@ impl BlockLayout {
 
     /// Word of row word `word` of `token`'s values, within its head.
     pub fn value_code(&self, token: u32, word: u32) -> u32 {
-        self.key_param(self.head_dim) + token * self.value_row_words() + word
+        self.key_param(self.key_params()) + token * self.value_row_words() + word
     }
 
     /// Word of the value parameter of `token` and `channel_group`, within its head.

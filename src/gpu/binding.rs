@@ -267,12 +267,11 @@ impl LayerBinding {
         binding.check_apart(1, 1)?;
 
         let device = cache.device();
-        let uniform =
-            filled_buffer(device, "kivi io", bytemuck::bytes_of(&params), wgpu::BufferUsages::UNIFORM)?;
+        let params =
+            filled_buffer(device, "kivi io", bytemuck::bytes_of(&params), wgpu::BufferUsages::STORAGE)?;
         let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
         let bind = |layout: &wgpu::BindGroupLayout, roles: &[Role]| {
-            let mut entries =
-                vec![wgpu::BindGroupEntry { binding: 0, resource: uniform.as_entire_binding() }];
+            let mut entries = vec![wgpu::BindGroupEntry { binding: 0, resource: params.as_entire_binding() }];
             for (&role, index) in roles.iter().zip(1..) {
                 let tensor = tensors.iter().find(|(r, _)| *r == role).and_then(|(_, tensor)| *tensor);
                 let checked = binding.views.iter().find(|v| v.role == role);
@@ -294,7 +293,7 @@ impl LayerBinding {
         };
         let layouts = cache.host_layouts();
         let append = bind(&layouts.append, &[Role::Keys, Role::Values]);
-        let queries = bind(&layouts.queries, &[Role::Queries]);
+        let queries = bind(&layouts.queries, &[Role::Queries, Role::Queries]);
         let output = bind(&layouts.output, &[Role::Output, Role::SinkLogits, Role::Lse]);
         if let Some(Some(error)) = now_or_never(scope.pop()) {
             // A buffer of another device, for example.

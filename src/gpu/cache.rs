@@ -8,6 +8,7 @@ use super::pipelines::{HostLayouts, Pipelines};
 use super::shaders::{MAX_GROUPS, Pass, workgroup_bytes};
 use super::step::Step;
 use super::upload::Uploads;
+use super::variant::Variant;
 use super::work::{PassParams, Work};
 use crate::config::CacheConfig;
 use crate::error::Error;
@@ -36,6 +37,8 @@ pub struct KvCacheOptions<'a> {
     pub pipeline_cache: Option<&'a wgpu::PipelineCache>,
     /// Builds every pipeline at construction instead of at the first step that needs it.
     pub warm_up: bool,
+    /// The attention kernels to run; `None`: what suits the device, see [`KvCache::variant`].
+    pub variant: Option<Variant>,
 }
 
 impl<'a> KvCacheOptions<'a> {
@@ -43,6 +46,13 @@ impl<'a> KvCacheOptions<'a> {
     #[must_use]
     pub fn with_pipeline_cache(mut self, cache: &'a wgpu::PipelineCache) -> Self {
         self.pipeline_cache = Some(cache);
+        self
+    }
+
+    /// Runs this variant of the attention kernels.
+    #[must_use]
+    pub fn with_variant(mut self, variant: Variant) -> Self {
+        self.variant = Some(variant);
         self
     }
 
@@ -157,9 +167,15 @@ impl KvCache {
         }
     }
 
-    /// Features that the library uses if the device has them. None so far: every kernel runs on a device without optional features.
+    /// Features that the library uses if the device has them; none is needed. A host that wants the faster kernels requests those of them that
+    /// its adapter has.
     pub fn optional_features() -> wgpu::Features {
-        wgpu::Features::empty()
+        Variant::ALL.into_iter().fold(wgpu::Features::empty(), |all, variant| all | variant.features())
+    }
+
+    /// The attention kernels that the cache runs.
+    pub fn variant(&self) -> Variant {
+        self.pipelines.variant()
     }
 
     async fn allocate(
@@ -183,13 +199,22 @@ impl KvCache {
             other => other,
         })?;
         check_limits(&g, &limits)?;
+        let variant = match options.variant {
+            None => Variant::pick(device, &g),
+            Some(variant) => match variant.available(device, &g) {
+                Ok(()) => variant,
+                Err(needed) => {
+                    return Err(Error::VariantUnavailable { variant: format!("{variant:?}"), needed });
+                }
+            },
+        };
 
         use wgpu::BufferUsages as Usage;
         let storage = Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST;
         let plan = buffer(device, "kivi plan", g.plan_bytes(), storage | Usage::UNIFORM).await?;
         let staging = buffer(device, "kivi staging", g.staging_bytes(), storage).await?;
         let scratch = buffer(device, "kivi scratch", g.scratch_bytes(), storage).await?;
-        let mut pipelines = Pipelines::new(device);
+        let mut pipelines = Pipelines::new(device, variant);
         let mut layers = Vec::with_capacity(g.layers as usize);
         for _ in 0..g.layers {
             let ring = buffer(device, "kivi window", g.unpacked_bytes(), storage).await?;
@@ -215,7 +240,7 @@ impl KvCache {
             }
         }
         log::info!(
-            "KV cache of {} layers on {}: {:.2} bits per packed element, {} pages of 256 tokens in {} slabs per layer, {} bytes",
+            "KV cache of {} layers on {}: {:.2} bits per packed element, {} pages of 256 tokens in {} slabs per layer, {} bytes, {variant:?} kernels",
             g.layers,
             device.adapter_info().name,
             g.layout.format_bits(),
@@ -302,7 +327,7 @@ impl KvCache {
         steps: &[SequenceStep],
     ) -> Result<Step<'a>, Error> {
         let planned = self.planner.plan_step(steps)?;
-        let work = Work::new(self.planner.geometry(), &planned.plan);
+        let work = Work::new(self.planner.geometry(), self.variant(), &planned.plan);
         for pass in work.passes() {
             self.ensure(pass)?;
         }
@@ -361,7 +386,7 @@ fn check_limits(g: &Geometry, limits: &wgpu::Limits) -> Result<(), Error> {
     let other = "use another device";
     let what = "the attention kernels";
     let buffers = u64::from(limits.max_storage_buffers_per_shader_stage);
-    need("max_storage_buffers_per_shader_stage", buffers, 5, what, other)?;
+    need("max_storage_buffers_per_shader_stage", buffers, 8, what, other)?;
     let memory = u64::from(limits.max_compute_workgroup_storage_size);
     let least = u64::from(workgroup_bytes(g));
     need(

@@ -11,6 +11,7 @@ mod self_test;
 mod shaders;
 mod step;
 mod upload;
+mod variant;
 mod work;
 
 pub use binding::LayerBinding;
@@ -19,4 +20,5 @@ pub use io::{IoParams, LayerIo, TensorView, ViewParams};
 pub use memory::MemoryUsage;
 pub use shaders::{Pass, ShaderSource};
 pub use step::{Step, Target};
+pub use variant::Variant;
 pub use work::PassParams;

@@ -1,6 +1,7 @@
 //! Bind group layouts and compute pipelines.
 
 use super::shaders::Pass;
+use super::variant::Variant;
 use crate::error::Error;
 use crate::geometry::Geometry;
 use std::collections::HashMap;
@@ -10,7 +11,6 @@ use std::collections::HashMap;
 enum Kind {
     /// The pass's parameters, at a dynamic offset of the plan.
     Params,
-    Uniform,
     Read,
     Write,
 }
@@ -40,12 +40,13 @@ pub(super) struct Pipelines {
     pack: wgpu::PipelineLayout,
     attend: wgpu::PipelineLayout,
     merge: wgpu::PipelineLayout,
+    variant: Variant,
     built: HashMap<Pass, wgpu::ComputePipeline>,
 }
 
 impl Pipelines {
-    pub(super) fn new(device: &wgpu::Device) -> Pipelines {
-        use Kind::{Params, Read, Uniform, Write};
+    pub(super) fn new(device: &wgpu::Device, variant: Variant) -> Pipelines {
+        use Kind::{Params, Read, Write};
         let cache = CacheLayouts {
             append: layout(device, "kivi append", &[Params, Read, Write, Write]),
             pack: layout(device, "kivi pack", &[Params, Read, Read, Read, Write]),
@@ -53,9 +54,9 @@ impl Pipelines {
             merge: layout(device, "kivi merge", &[Params, Read, Read]),
         };
         let host = HostLayouts {
-            append: layout(device, "kivi keys and values", &[Uniform, Read, Read]),
-            queries: layout(device, "kivi queries", &[Uniform, Read]),
-            output: layout(device, "kivi output", &[Uniform, Write, Read, Write]),
+            append: layout(device, "kivi keys and values", &[Read, Read, Read]),
+            queries: layout(device, "kivi queries", &[Read, Read, Read]),
+            output: layout(device, "kivi output", &[Read, Write, Read, Write]),
         };
         let pipeline_layout = |groups: &[&wgpu::BindGroupLayout]| {
             let groups: Vec<_> = groups.iter().map(|g| Some(*g)).collect();
@@ -72,8 +73,13 @@ impl Pipelines {
             merge: pipeline_layout(&[&cache.merge, &host.output]),
             cache,
             host,
+            variant,
             built: HashMap::new(),
         }
+    }
+
+    pub(super) fn variant(&self) -> Variant {
+        self.variant
     }
 
     pub(super) fn get(&self, pass: Pass) -> Option<&wgpu::ComputePipeline> {
@@ -94,10 +100,12 @@ impl Pipelines {
         let layout = match pass {
             Pass::Append => &self.append,
             Pass::PackKeys | Pass::PackValues => &self.pack,
-            Pass::AttendHistory(_) | Pass::AttendWindow(_) => &self.attend,
+            Pass::AttendHistory(_) | Pass::AttendWindow(_) | Pass::FoldHistory | Pass::FoldWindow => {
+                &self.attend
+            }
             Pass::Merge(_) => &self.merge,
         };
-        let source = pass.source(g);
+        let source = pass.source(g, self.variant);
         let scopes =
             [wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation]
                 .map(|filter| device.push_error_scope(filter));
@@ -135,7 +143,6 @@ fn layout(device: &wgpu::Device, label: &str, kinds: &[Kind]) -> wgpu::BindGroup
         .map(|(kind, binding)| {
             let (ty, has_dynamic_offset) = match kind {
                 Kind::Params => (wgpu::BufferBindingType::Uniform, true),
-                Kind::Uniform => (wgpu::BufferBindingType::Uniform, false),
                 Kind::Read => (wgpu::BufferBindingType::Storage { read_only: true }, false),
                 Kind::Write => (wgpu::BufferBindingType::Storage { read_only: false }, false),
             };

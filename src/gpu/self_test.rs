@@ -43,7 +43,7 @@ pub(super) async fn run(cache: &mut KvCache) -> Result<(), Error> {
     for pass in [Pass::Append, Pass::PackKeys, Pass::PackValues] {
         cache.ensure(pass)?;
     }
-    let work = Work::new(&g, &plan);
+    let work = Work::new(&g, cache.variant(), &plan);
     let mut encoder = cache.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
     cache.upload(&mut encoder, &work.words)?;
     {

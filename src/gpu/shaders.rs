@@ -1,6 +1,7 @@
 //! Shader assembly: a prelude of constants, the shared pieces, and the pass's own file, concatenated.
 
 use super::io::ABSENT;
+use super::variant::{Variant, lanes};
 use crate::format::{Bits, Dtype, ZeroPoint};
 use crate::geometry::Geometry;
 use crate::plan::Slot;
@@ -22,6 +23,10 @@ pub enum Pass {
     AttendHistory(u32),
     /// Attention over unpacked tokens, with this many rows per workgroup.
     AttendWindow(u32),
+    /// Attention of long chunks over pages.
+    FoldHistory,
+    /// Attention of long chunks over unpacked tokens.
+    FoldWindow,
     /// Partial results of tiles of this many rows.
     Merge(u32),
 }
@@ -30,8 +35,11 @@ impl Pass {
     /// Every pass that a cache of this geometry can run.
     pub fn all(g: &Geometry) -> Vec<Pass> {
         let mut passes = vec![Pass::Append, Pass::PackKeys, Pass::PackValues];
-        for rows in g.row_tiles() {
+        for rows in g.split_tiles() {
             passes.extend([Pass::AttendHistory(rows), Pass::AttendWindow(rows), Pass::Merge(rows)]);
+        }
+        if g.may_fold() {
+            passes.extend([Pass::FoldHistory, Pass::FoldWindow, Pass::Merge(g.fold_tile())]);
         }
         passes
     }
@@ -44,54 +52,87 @@ impl Pass {
             Pass::PackValues => "pack_values",
             Pass::AttendHistory(_) => "attend_history",
             Pass::AttendWindow(_) => "attend_window",
+            Pass::FoldHistory => "fold_history",
+            Pass::FoldWindow => "fold_window",
             Pass::Merge(_) => "merge",
         }
     }
 
-    fn pieces(self) -> &'static [(&'static str, &'static str)] {
-        macro_rules! piece {
-            ($path:literal) => {
-                ($path, include_str!(concat!("../../shaders/", $path)))
-            };
-        }
+    /// The files of the shader, in order.
+    fn pieces(self, g: &Geometry, variant: Variant) -> Vec<(&'static str, &'static str)> {
         macro_rules! pieces {
-            ($($path:literal),*) => { &[$(piece!($path)),*] };
+            ($($path:literal),*) => { vec![$(($path, include_str!(concat!("../../shaders/", $path)))),*] };
         }
-        match self {
-            Pass::Append => pieces!["lib/step.wgsl", "lib/element.wgsl", "append.wgsl"],
-            Pass::PackKeys => {
-                pieces![
-                    "lib/step.wgsl",
-                    "lib/element.wgsl",
-                    "lib/tokens.wgsl",
-                    "lib/quantizer.wgsl",
-                    "pack_keys.wgsl"
-                ]
+        let mut pieces = pieces!["lib/step.wgsl", "lib/element.wgsl"];
+        pieces.extend(match self {
+            Pass::Append => pieces!["append.wgsl"],
+            Pass::PackKeys => pieces!["lib/tokens.wgsl", "lib/quantizer.wgsl", "pack_keys.wgsl"],
+            Pass::PackValues => pieces!["lib/tokens.wgsl", "lib/quantizer.wgsl", "pack_values.wgsl"],
+            Pass::AttendHistory(_) | Pass::FoldHistory if variant == Variant::Subgroups => {
+                let mut pieces = pieces![
+                    "lib/rows.wgsl",
+                    "lib/packed.wgsl",
+                    "lib/clusters.wgsl",
+                    "lib/clusters_packed.wgsl"
+                ];
+                pieces.extend(match self {
+                    Pass::FoldHistory => pieces!["fold_history_clusters.wgsl"],
+                    _ => pieces!["attend_history_clusters.wgsl"],
+                });
+                pieces
             }
-            Pass::PackValues => {
-                pieces![
-                    "lib/step.wgsl",
-                    "lib/element.wgsl",
-                    "lib/tokens.wgsl",
-                    "lib/quantizer.wgsl",
-                    "pack_values.wgsl"
-                ]
+            Pass::AttendWindow(_) | Pass::FoldWindow if variant == Variant::Subgroups => {
+                let mut pieces = pieces![
+                    "lib/rows.wgsl",
+                    "lib/slots.wgsl",
+                    "lib/clusters.wgsl",
+                    "lib/clusters_window.wgsl"
+                ];
+                pieces.extend(match self {
+                    Pass::FoldWindow => pieces!["fold_window_clusters.wgsl"],
+                    _ => pieces!["attend_window_clusters.wgsl"],
+                });
+                pieces
             }
-            Pass::AttendHistory(_) => {
-                pieces!["lib/step.wgsl", "lib/element.wgsl", "lib/attend.wgsl", "attend_history.wgsl"]
+            Pass::AttendHistory(rows) => {
+                let mut pieces = pieces!["lib/rows.wgsl", "lib/attend.wgsl", "lib/packed.wgsl"];
+                pieces.extend(if !g.layout.key_bits.is_quantized() {
+                    pieces!["lib/keys_sixteen.wgsl"]
+                } else if variant == Variant::IntegerDot && dot_fits(g, rows) {
+                    pieces!["lib/keys_quantized.wgsl", "lib/keys_dot.wgsl"]
+                } else {
+                    pieces!["lib/keys_quantized.wgsl", "lib/keys_float.wgsl"]
+                });
+                pieces.extend(match g.layout.value_bits.is_quantized() {
+                    true => pieces!["lib/values_quantized.wgsl"],
+                    false => pieces!["lib/values_sixteen.wgsl"],
+                });
+                pieces.extend(pieces!["attend_history.wgsl"]);
+                pieces
             }
             Pass::AttendWindow(_) => {
-                pieces!["lib/step.wgsl", "lib/element.wgsl", "lib/attend.wgsl", "attend_window.wgsl"]
+                pieces!["lib/rows.wgsl", "lib/attend.wgsl", "lib/slots.wgsl", "attend_window.wgsl"]
             }
-            Pass::Merge(_) => pieces!["lib/step.wgsl", "lib/element.wgsl", "merge.wgsl"],
-        }
+            Pass::FoldHistory => pieces![
+                "lib/rows.wgsl",
+                "lib/packed.wgsl",
+                "lib/fold.wgsl",
+                "lib/vectors_packed.wgsl",
+                "fold_history.wgsl"
+            ],
+            Pass::FoldWindow => {
+                pieces!["lib/rows.wgsl", "lib/slots.wgsl", "lib/fold.wgsl", "fold_window.wgsl"]
+            }
+            Pass::Merge(_) => pieces!["merge.wgsl"],
+        });
+        pieces
     }
 
-    /// The shader for a cache of this geometry.
-    pub fn source(self, g: &Geometry) -> ShaderSource {
+    /// The shader for a cache of this geometry that runs this variant.
+    pub fn source(self, g: &Geometry, variant: Variant) -> ShaderSource {
         let mut source = ShaderSource { text: String::new(), pieces: Vec::new() };
-        source.push("prelude", &prelude(self, g));
-        for (path, text) in self.pieces() {
+        source.push("prelude", &prelude(self, g, variant));
+        for (path, text) in self.pieces(g, variant) {
             source.push(path, text);
         }
         source
@@ -120,6 +161,11 @@ impl ShaderSource {
         &self.text
     }
 
+    /// Stem of the pass's own file.
+    pub fn file(&self) -> &'static str {
+        self.pieces.last().map_or("", |(name, _)| name.trim_end_matches(".wgsl"))
+    }
+
     /// File and line of a line of the text, both counted from 1.
     pub fn locate(&self, line: u32) -> (&'static str, u32) {
         let piece = self.pieces.iter().rev().find(|(_, first)| *first <= line);
@@ -143,7 +189,7 @@ impl AttendShape {
     fn new(g: &Geometry, rows: u32) -> AttendShape {
         const QUADS: u32 = 64;
         let padded = g.layout.head_dim.next_multiple_of(16);
-        let key_rows = rows.min(4);
+        let key_rows = cluster_rows(rows);
         let row_groups = rows / key_rows;
         let workgroup = QUADS * row_groups;
         let value_rows = rows.min(2);
@@ -168,11 +214,66 @@ impl AttendShape {
     }
 }
 
+/// Invocations of a workgroup of clusters.
+const CLUSTER_WORKGROUP: u32 = 32;
+
+/// Workgroups in y of a pass whose work is divided by KV heads.
+pub(super) fn attend_groups(g: &Geometry, variant: Variant, pass: Pass, heads: u32) -> u32 {
+    let rows = match pass {
+        Pass::AttendHistory(rows) | Pass::AttendWindow(rows) => rows,
+        Pass::FoldHistory | Pass::FoldWindow => g.fold_tile(),
+        _ => return heads,
+    };
+    match variant {
+        Variant::Portable | Variant::IntegerDot => heads,
+        Variant::Subgroups => {
+            let clusters = heads * (rows / cluster_rows(rows));
+            clusters.div_ceil(CLUSTER_WORKGROUP / lanes(g))
+        }
+    }
+}
+
+/// Bytes of workgroup memory that integer dot products need for tiles of `rows` rows, besides what all attention does.
+fn dot_bytes(g: &Geometry, rows: u32) -> u32 {
+    g.layout.blocks_per_page() * rows * g.layout.head_dim
+}
+
+/// Whether tiles of `rows` rows can have integer dot products within WebGPU's 16 KiB of workgroup memory; others have f32 ones.
+fn dot_fits(g: &Geometry, rows: u32) -> bool {
+    16 * AttendShape::new(g, rows).sh_vecs + dot_bytes(g, rows) <= 16384
+}
+
+/// Rows of one cluster, and of one invocation for keys.
+fn cluster_rows(rows: u32) -> u32 {
+    rows.min(4)
+}
+
+/// How a tile of a long chunk is divided among the 256 invocations of a workgroup: see lib/fold.wgsl.
+struct FoldShape {
+    columns: u32,
+    key_tile: u32,
+    value_tokens: u32,
+    sh_vecs: u32,
+}
+
+impl FoldShape {
+    fn new(g: &Geometry) -> FoldShape {
+        let rows = g.fold_tile();
+        let vecs = g.layout.head_dim / 4;
+        let columns = 256 / (rows / 4);
+        let key_tile = columns.max(32);
+        let value_tokens = previous_power_of_two(256 / vecs).min(key_tile);
+        let chunks = 4 * (rows + key_tile);
+        FoldShape { columns, key_tile, value_tokens, sh_vecs: chunks + key_tile * rows / 4 }
+    }
+}
+
 /// Bytes of workgroup memory that the largest attention variant of this geometry uses.
 pub(crate) fn workgroup_bytes(g: &Geometry) -> u32 {
-    let attention = g.row_tiles().into_iter().map(|rows| 16 * AttendShape::new(g, rows).sh_vecs);
+    let attention = g.split_tiles().into_iter().map(|rows| 16 * AttendShape::new(g, rows).sh_vecs);
     let values = 4 * g.layout.group * g.layout.value_groups();
-    attention.max().unwrap_or(0).max(values)
+    let fold = if g.may_fold() { 16 * FoldShape::new(g).sh_vecs } else { 0 };
+    attention.max().unwrap_or(0).max(values).max(fold)
 }
 
 fn previous_power_of_two(n: u32) -> u32 {
@@ -180,7 +281,7 @@ fn previous_power_of_two(n: u32) -> u32 {
 }
 
 /// The constants of a pass.
-fn prelude(pass: Pass, g: &Geometry) -> String {
+fn prelude(pass: Pass, g: &Geometry, variant: Variant) -> String {
     let l = &g.layout;
     let mut text = String::from("// Generated: constants of this cache's geometry.\n");
     let mut u = |name: &str, value: u32| {
@@ -195,6 +296,7 @@ fn prelude(pass: Pass, g: &Geometry) -> String {
     u("BF16", Dtype::Bf16.index());
     u("ABSENT", ABSENT);
     u("WINDOW_FORMAT", g.window_format.index());
+    u("PACKED_FORMAT", g.sixteen_bit_format().index());
     u("STAGING_BIT", Slot::STAGING_BIT);
     u("RING_SLOTS", g.unpacked_slots());
     u("STAGING_SLOTS", g.staging_tokens);
@@ -215,28 +317,59 @@ fn prelude(pass: Pass, g: &Geometry) -> String {
     u("VALUE_BYTE_MASK", byte_mask(l.value_bits));
     u("VALUE_ROW_WORDS", l.value_row_words());
     u("VALUE_GROUP", l.value_group);
-    u("VALUE_GROUPS", l.value_groups());
-    u("VALUE_PARAM_COUNT", l.group * l.value_groups());
+    // At least one of each, since shaders divide by the one and size an array by the other.
+    let value_groups = l.value_groups().max(1);
+    u("VALUE_GROUPS", value_groups);
+    u("VALUE_PARAM_COUNT", l.group * value_groups);
     u("VALUE_CODES", l.value_code(0, 0));
     u("VALUE_PARAMS", l.value_param(0, 0));
     u("PARTIAL_VECS", (g.partial_bytes() / 16) as u32);
-    if let Pass::AttendHistory(rows) | Pass::AttendWindow(rows) | Pass::Merge(rows) = pass {
-        let shape = AttendShape::new(g, rows);
-        u("ROWS", rows);
-        u("KEY_ROWS", shape.key_rows);
-        u("WORKGROUP", shape.workgroup);
-        u("QUERY_VECS", shape.query_vecs);
-        u("VALUE_ROWS", shape.value_rows);
-        u("ROW_PAIRS", shape.row_pairs);
-        u("CHUNKS", shape.chunks);
-        u("UNITS", shape.chunks * shape.row_pairs);
-        u("TOKEN_SHARES", shape.token_shares);
-        u("SH_VECS", shape.sh_vecs);
-        let vecs = (l.head_dim / 4).next_power_of_two();
-        u("MERGE_VECS", vecs);
-        u("MERGE_SHARES", (128 / vecs).min(16));
+    let rows = match pass {
+        Pass::AttendHistory(rows) | Pass::AttendWindow(rows) | Pass::Merge(rows) => rows,
+        _ => g.fold_tile(),
+    };
+    u("ROWS", rows);
+    match pass {
+        Pass::Merge(_) => {
+            let vecs = (l.head_dim / 4).next_power_of_two();
+            u("MERGE_VECS", vecs);
+            u("MERGE_SHARES", (128 / vecs).min(16));
+        }
+        Pass::AttendHistory(_) | Pass::AttendWindow(_) | Pass::FoldHistory | Pass::FoldWindow
+            if variant == Variant::Subgroups =>
+        {
+            u("WORKGROUP", CLUSTER_WORKGROUP);
+            u("LANES", lanes(g));
+            u("KEY_ROWS", cluster_rows(rows));
+            u("ROW_GROUPS", rows / cluster_rows(rows));
+        }
+        Pass::AttendHistory(_) | Pass::AttendWindow(_) => {
+            let shape = AttendShape::new(g, rows);
+            u("KEY_ROWS", shape.key_rows);
+            u("WORKGROUP", shape.workgroup);
+            u("QUERY_VECS", shape.query_vecs);
+            u("VALUE_ROWS", shape.value_rows);
+            u("ROW_PAIRS", shape.row_pairs);
+            u("CHUNKS", shape.chunks);
+            u("UNITS", shape.chunks * shape.row_pairs);
+            u("TOKEN_SHARES", shape.token_shares);
+            u("SH_VECS", shape.sh_vecs);
+        }
+        Pass::FoldHistory | Pass::FoldWindow => {
+            let shape = FoldShape::new(g);
+            u("COLUMNS", shape.columns);
+            u("REDUCE_STEP", if shape.columns > 32 { 8 } else { 4 });
+            u("KEY_TILE", shape.key_tile);
+            u("TOKENS_EACH", shape.key_tile / shape.columns);
+            u("OUTPUTS_EACH", (l.head_dim / 4).div_ceil(shape.columns));
+            u("VALUE_TOKENS", shape.value_tokens);
+            u("SH_VECS", shape.sh_vecs);
+        }
+        Pass::Append | Pass::PackKeys | Pass::PackValues => {}
     }
+    let fold = matches!(pass, Pass::FoldHistory | Pass::FoldWindow);
     let scale = (f64::from(g.softmax_scale) * std::f64::consts::LOG2_E) as f32;
+    let _ = writeln!(text, "const FOLD: bool = {fold};");
     let _ = writeln!(text, "const LOGIT_SCALE: f32 = {scale:e};");
     let _ = writeln!(text, "const ZERO_POINT_ROUNDED: bool = {};", g.zero_point == ZeroPoint::Rounded);
     text
@@ -244,5 +377,5 @@ fn prelude(pass: Pass, g: &Geometry) -> String {
 
 /// The low code of each byte.
 fn byte_mask(bits: Bits) -> u32 {
-    bits.max_code() * 0x0101_0101
+    if bits.is_quantized() { bits.max_code() * 0x0101_0101 } else { 0 }
 }

@@ -178,8 +178,10 @@ impl KvCache {
             let (group, host) = match dispatch.pass {
                 Pass::Append => (&buffers.append, &binding.append),
                 Pass::PackKeys | Pass::PackValues => (&buffers.pack[dispatch.slab], &None),
-                Pass::AttendHistory(_) => (&buffers.history[dispatch.slab], &binding.queries),
-                Pass::AttendWindow(_) => (&buffers.window, &binding.queries),
+                Pass::AttendHistory(_) | Pass::FoldHistory => {
+                    (&buffers.history[dispatch.slab], &binding.queries)
+                }
+                Pass::AttendWindow(_) | Pass::FoldWindow => (&buffers.window, &binding.queries),
                 Pass::Merge(_) => (&self.merge, &binding.output),
             };
             pass.set_pipeline(pipeline);

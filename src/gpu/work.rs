@@ -1,8 +1,9 @@
 //! A step's plan in the words that shaders read, and the dispatches that read them.
 
-use super::shaders::{MAX_GROUPS, Pass};
+use super::shaders::{MAX_GROUPS, Pass, attend_groups};
+use super::variant::Variant;
 use crate::geometry::{Geometry, PLAN_PARAMS_STRIDE};
-use crate::plan::{SlabRange, StepPlan};
+use crate::plan::{FoldPass, SlabRange, StepPlan};
 use std::ops::Range;
 
 /// Parameters of one pass. Twin: `PassParams` in shaders/lib/step.wgsl.
@@ -51,7 +52,7 @@ pub(super) struct Work {
 }
 
 impl Work {
-    pub(super) fn new(g: &Geometry, plan: &StepPlan) -> Work {
+    pub(super) fn new(g: &Geometry, variant: Variant, plan: &StepPlan) -> Work {
         let passes = passes_of(g, plan);
         let stride = PLAN_PARAMS_STRIDE / 4;
         let mut words = vec![0; passes.len() * stride as usize];
@@ -74,6 +75,14 @@ impl Work {
             plan.items.iter().flat_map(|i| [i.tile, i.partial, i.source, i.tokens, i.first_position]),
         );
 
+        let splits = here(&words);
+        words.extend(plan.splits.iter().flat_map(|s| [s.source, s.tokens, s.first_position]));
+        let runs = here(&words);
+        words.extend(plan.runs.iter().flat_map(|r| {
+            let count = r.splits.end - r.splits.start;
+            [r.tile, r.partial, splits + 3 * r.splits.start, count, u32::from(r.fresh)]
+        }));
+
         let mut work = Work::default();
         for (i, PassWork { pass, class, slab, range, heads }) in passes.into_iter().enumerate() {
             let (start, count) = (range.start, range.end - range.start);
@@ -81,6 +90,7 @@ impl Work {
                 Pass::Append => (writes + 2 * start, count),
                 Pass::PackKeys | Pass::PackValues => (packs + 2 * start, count),
                 Pass::AttendHistory(_) | Pass::AttendWindow(_) => (items + 5 * start, count),
+                Pass::FoldHistory | Pass::FoldWindow => (runs + 5 * start, count),
                 Pass::Merge(rows) => (tiles + 6 * start, count * rows),
             };
             let (first_head, heads) = (heads.start, heads.end - heads.start);
@@ -99,7 +109,7 @@ impl Work {
             words[at..at + 8].copy_from_slice(bytemuck::cast_slice(&[params]));
             let y = match pass {
                 Pass::Append => (2 * g.token_words()).div_ceil(64),
-                _ => heads,
+                _ => attend_groups(g, variant, pass, heads),
             };
             let dispatch = Dispatch {
                 pass,
@@ -149,6 +159,12 @@ fn passes_of(g: &Geometry, plan: &StepPlan) -> Vec<PassWork> {
             push(Pass::AttendHistory(rows), class, *slab, items, heads);
         }
         push(Pass::AttendWindow(rows), class, 0, &round.window, heads);
+        for FoldPass { slab, runs } in &round.fold {
+            match slab {
+                Some(slab) => push(Pass::FoldHistory, class, *slab, runs, heads),
+                None => push(Pass::FoldWindow, class, 0, runs, heads),
+            }
+        }
         push(Pass::Merge(rows), class, 0, &round.tiles, heads);
     }
     for SlabRange { slab, items } in &plan.pack_slabs {

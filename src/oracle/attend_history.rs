@@ -1,7 +1,7 @@
 //! Attention over one packed page.
 
 use super::{Partial, Row};
-use crate::format::{Bits, Param, f16_to_f32};
+use crate::format::{Bits, Param, f16_to_f32, widen};
 use crate::geometry::Geometry;
 use crate::plan::AttendItem;
 
@@ -24,12 +24,20 @@ pub fn attend_history(
             let key = read_code(layout.key_bits, layout.head_dim, channel, |word| {
                 words[layout.key_code(word, token) as usize]
             });
-            keys.push(dequantize(words[layout.key_param(channel) as usize], key));
+            keys.push(if layout.key_bits.is_quantized() {
+                dequantize(words[layout.key_param(channel) as usize], key)
+            } else {
+                f64::from(widen(key, g.sixteen_bit_format()))
+            });
             let value = read_code(layout.value_bits, layout.head_dim, channel, |word| {
                 words[layout.value_code(token, word) as usize]
             });
-            let group = channel / layout.value_group;
-            values.push(dequantize(words[layout.value_param(token, group) as usize], value));
+            values.push(if layout.value_bits.is_quantized() {
+                let group = channel / layout.value_group;
+                dequantize(words[layout.value_param(token, group) as usize], value)
+            } else {
+                f64::from(widen(value, g.sixteen_bit_format()))
+            });
         }
     }
     rows.iter().map(|row| Partial::over(g, item, row, &keys, &values)).collect()

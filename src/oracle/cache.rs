@@ -6,7 +6,9 @@ use super::{merge::merge, pack_block};
 use crate::config::CacheConfig;
 use crate::error::Error;
 use crate::geometry::{DEFAULT_MAX_BINDING, Geometry};
-use crate::plan::{Operation, Planner, Round, RowTile, SequenceId, SequenceStep, Slot, StepPlan};
+use crate::plan::{
+    AttendItem, FoldSplit, Operation, Planner, Round, RowTile, SequenceId, SequenceStep, Slot, StepPlan,
+};
 use crate::state::{LayerState, UnpackedTokens};
 use std::ops::Range;
 
@@ -274,6 +276,9 @@ fn tile_partials(
     staging: &Unpacked,
     rows: &[Row],
 ) -> Vec<(u32, Vec<Partial>)> {
+    if !round.fold.is_empty() {
+        return fold_partials(g, plan, round, tile, head, memory, staging, rows);
+    }
     let items = |range: &Range<u32>| {
         plan.items[range.start as usize..range.end as usize].iter().filter(move |item| item.tile == tile)
     };
@@ -291,5 +296,42 @@ fn tile_partials(
         parts.push((item.partial, attend_window(g, tokens, slots, item, head, rows)));
     }
     parts.sort_by_key(|(place, _)| *place);
+    parts
+}
+
+/// The parts that a long chunk's tile joins one after the other, in order of position.
+#[allow(clippy::too_many_arguments)]
+fn fold_partials(
+    g: &Geometry,
+    plan: &StepPlan,
+    round: &Round,
+    tile: u32,
+    head: u32,
+    memory: &LayerMemory,
+    staging: &Unpacked,
+    rows: &[Row],
+) -> Vec<(u32, Vec<Partial>)> {
+    let mut parts = Vec::new();
+    for pass in &round.fold {
+        let runs = &plan.runs[pass.runs.start as usize..pass.runs.end as usize];
+        for run in runs.iter().filter(|run| run.tile == tile) {
+            for split in &plan.splits[run.splits.start as usize..run.splits.end as usize] {
+                let FoldSplit { source, tokens, first_position } = *split;
+                let item = AttendItem { tile, partial: run.partial, source, tokens, first_position };
+                let partials = match pass.slab {
+                    Some(slab) => {
+                        let page =
+                            &memory.slabs[slab as usize][source as usize * g.layout.page_words() as usize..];
+                        attend_history(g, page, &item, head, rows)
+                    }
+                    None => {
+                        let slots = &plan.slots[source as usize..][..tokens as usize];
+                        attend_window(g, Tokens { ring: &memory.ring, staging }, slots, &item, head, rows)
+                    }
+                };
+                parts.push((parts.len() as u32, partials));
+            }
+        }
+    }
     parts
 }

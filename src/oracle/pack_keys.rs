@@ -1,7 +1,7 @@
-//! Keys of a block: quantized per channel, over the block's tokens.
+//! Keys of a block: quantized per channel, over the block's tokens, or kept in 16 bits.
 
 use super::{Tensor, Tokens};
-use crate::format::{code, param};
+use crate::format::{code, enter, param};
 use crate::geometry::Geometry;
 use crate::plan::Slot;
 
@@ -10,6 +10,16 @@ pub fn pack_keys(g: &Geometry, tokens: Tokens<'_>, slots: &[Slot], head: u32, bl
     let layout = &g.layout;
     for word in &mut block[..layout.key_param(0) as usize] {
         *word = 0;
+    }
+    if !layout.key_bits.is_quantized() {
+        for (&slot, token) in slots.iter().zip(0..) {
+            for channel in 0..layout.head_dim {
+                let x = tokens.get(g, Tensor::Keys, slot, head, channel);
+                let word = layout.key_code(channel / 2, token) as usize;
+                block[word] |= enter(x, g.sixteen_bit_format()) << (16 * (channel % 2));
+            }
+        }
+        return;
     }
     for channel in 0..layout.head_dim {
         let group: Vec<f32> =

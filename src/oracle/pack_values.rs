@@ -1,7 +1,7 @@
-//! Values of a block: quantized per token, over groups of channels.
+//! Values of a block: quantized per token, over groups of channels, or kept in 16 bits.
 
 use super::{Tensor, Tokens};
-use crate::format::{code, param};
+use crate::format::{code, enter, param};
 use crate::geometry::Geometry;
 use crate::plan::Slot;
 
@@ -12,6 +12,13 @@ pub fn pack_values(g: &Geometry, tokens: Tokens<'_>, slots: &[Slot], head: u32, 
         let token = token as u32;
         for word in 0..layout.value_row_words() {
             block[layout.value_code(token, word) as usize] = 0;
+        }
+        if !layout.value_bits.is_quantized() {
+            for channel in 0..layout.head_dim {
+                let x = tokens.get(g, Tensor::Values, slot, head, channel);
+                let word = layout.value_code(token, channel / 2) as usize;
+                block[word] |= enter(x, g.sixteen_bit_format()) << (16 * (channel % 2));
+            }
         }
         for group in 0..layout.value_groups() {
             let first = group * layout.value_group;

@@ -3,6 +3,7 @@
 //! Every cut depends only on the sequence's own length and on its own number of queries: a split is a page of history, or up to 256 consecutive
 //! sinks, or up to 256 consecutive tokens of the window. So a row's result never depends on its batch, on the scratch, or on where a page lies.
 
+use super::fold::plan_folds;
 use super::pool::Pool;
 use super::{AttendItem, Round, RowTile, SlabRange, StepPlan};
 use crate::format::PAGE_TOKENS;
@@ -30,38 +31,38 @@ pub(super) struct Attention<'a> {
 }
 
 /// A stretch of consecutive positions that one workgroup reads.
-enum Split {
-    Page { slab: u32, source: u32, tokens: u32, first_position: u32 },
-    Unpacked { source: u32, tokens: u32, first_position: u32 },
+pub(super) struct Split {
+    /// The slab, or `None` for unpacked tokens.
+    pub(super) slab: Option<u32>,
+    pub(super) source: u32,
+    pub(super) tokens: u32,
+    pub(super) first_position: u32,
 }
 
 impl Attention<'_> {
     /// The splits that some query sees, in order of position.
-    fn splits(&self, g: &Geometry, pool: &Pool, sliding_window: Option<u32>) -> Vec<Split> {
+    pub(super) fn splits(&self, g: &Geometry, pool: &Pool, sliding_window: Option<u32>) -> Vec<Split> {
         let unpacked = |first_slot: u32, tokens: u32, position: u32| {
-            (0..tokens).step_by(PAGE_TOKENS as usize).map(move |i| Split::Unpacked {
+            (0..tokens).step_by(PAGE_TOKENS as usize).map(move |i| Split {
+                slab: None,
                 source: first_slot + i,
                 tokens: PAGE_TOKENS.min(tokens - i),
                 first_position: position + i,
             })
         };
         let packed_tokens = self.blocks * g.layout.group;
-        let pages = self.pages.iter().zip(0..).map(|(&page, i)| Split::Page {
-            slab: pool.slab(page),
+        let pages = self.pages.iter().zip(0..).map(|(&page, i)| Split {
+            slab: Some(pool.slab(page)),
             source: pool.page_in_slab(page),
             tokens: PAGE_TOKENS.min(packed_tokens - i * PAGE_TOKENS),
             first_position: g.sinks + i * PAGE_TOKENS,
         });
+        // The first query sees positions from here on, the others from later ones.
+        let from = sliding_window.map_or(0, |n| (self.position + 1).saturating_sub(n));
         unpacked(self.sink_slots, self.sinks, 0)
             .chain(pages)
             .chain(unpacked(self.window_slots, self.window, g.sinks + packed_tokens))
-            .filter(|split| {
-                let (Split::Page { tokens, first_position, .. }
-                | Split::Unpacked { tokens, first_position, .. }) = split;
-                // The first query sees positions from here on, the others from later ones.
-                let from = sliding_window.map_or(0, |n| (self.position + 1).saturating_sub(n));
-                first_position + tokens > from
-            })
+            .filter(|split| split.first_position + split.tokens > from)
             .collect()
     }
 }
@@ -70,15 +71,19 @@ impl Attention<'_> {
 pub(super) fn plan_attention(g: &Geometry, pool: &Pool, sequences: &[Attention<'_>], plan: &mut StepPlan) {
     for class in 0..g.attention_classes.len() as u32 {
         plan_class(g, pool, sequences, class, plan);
+        plan_folds(g, pool, sequences, class, plan);
     }
 }
 
 fn plan_class(g: &Geometry, pool: &Pool, sequences: &[Attention<'_>], class: u32, plan: &mut StepPlan) {
     let kv_heads = g.layout.kv_heads;
     let sliding_window = g.attention_classes[class as usize].sliding_window;
-    for row_tile in g.row_tiles() {
+    for row_tile in g.split_tiles() {
         let mut round = RoundBuilder::new(class, row_tile, 0..kv_heads, plan);
-        for sequence in sequences.iter().filter(|s| s.queries > 0 && g.row_tile(s.queries) == row_tile) {
+        for sequence in sequences
+            .iter()
+            .filter(|s| s.queries > 0 && !g.folds(s.queries) && g.row_tile(s.queries) == row_tile)
+        {
             let splits = sequence.splits(g, pool, sliding_window);
             let partial_rows = splits.len() as u32 * row_tile;
             let rows = sequence.queries * g.heads_per_group;
@@ -94,6 +99,8 @@ fn plan_class(g: &Geometry, pool: &Pool, sequences: &[Attention<'_>], class: u32
                 // As many heads at a time as the scratch holds; the geometry sees to it that one does.
                 let heads = (g.scratch_cells / partial_rows).clamp(1, kv_heads);
                 if heads < kv_heads {
+                    // Evenly: a round of few heads leaves the device idle.
+                    let heads = kv_heads.div_ceil(kv_heads.div_ceil(heads));
                     // Rounds of the same tile and other heads: they differ in nothing else, and so share its work list.
                     round.finish(plan);
                     let mut alone = RoundBuilder::new(class, row_tile, 0..heads, plan);
@@ -147,13 +154,11 @@ impl RoundBuilder {
         for split in splits {
             let (tile, partial) = (index, self.partial_rows);
             self.partial_rows += self.row_tile;
-            match *split {
-                Split::Page { slab, source, tokens, first_position } => {
-                    self.history.push((slab, AttendItem { tile, partial, source, tokens, first_position }));
-                }
-                Split::Unpacked { source, tokens, first_position } => {
-                    self.window.push(AttendItem { tile, partial, source, tokens, first_position });
-                }
+            let &Split { source, tokens, first_position, .. } = split;
+            let item = AttendItem { tile, partial, source, tokens, first_position };
+            match split.slab {
+                Some(slab) => self.history.push((slab, item)),
+                None => self.window.push(item),
             }
         }
     }
@@ -174,6 +179,7 @@ impl RoundBuilder {
             tiles,
             history,
             window: first..plan.items.len() as u32,
+            fold: Vec::new(),
         });
     }
 }

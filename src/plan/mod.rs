@@ -4,6 +4,7 @@
 //! [`StepPlan`] of final work lists. The executors (CPU oracle, wgpu) derive nothing from it; they only carry it out. No GPU type appears here.
 
 mod attention;
+mod fold;
 mod planner;
 mod pool;
 mod sequence;
@@ -106,6 +107,39 @@ pub struct SlabRange {
     pub items: Range<u32>,
 }
 
+/// A split that tiles of long chunks extend their partial results by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FoldSplit {
+    /// As [`AttendItem::source`].
+    pub source: u32,
+    /// As [`AttendItem::tokens`].
+    pub tokens: u32,
+    /// As [`AttendItem::first_position`].
+    pub first_position: u32,
+}
+
+/// One tile extends its partial result by consecutive splits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TileRun {
+    /// Index in [`StepPlan::tiles`].
+    pub tile: u32,
+    /// First partial row of the tile.
+    pub partial: u32,
+    /// Range of [`StepPlan::splits`], in order of position.
+    pub splits: Range<u32>,
+    /// Whether this is the tile's first run: nothing is there to extend.
+    pub fresh: bool,
+}
+
+/// Runs that read one buffer. A round's passes run one after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoldPass {
+    /// The slab, or `None` for unpacked tokens.
+    pub slab: Option<u32>,
+    /// Range of [`StepPlan::runs`].
+    pub runs: Range<u32>,
+}
+
 /// Tiles whose partial results fit the scratch together. Rounds run one after the other.
 ///
 /// Partial row `p` of head `h` is cell `p * heads.len() + h - heads.start` of the scratch.
@@ -123,6 +157,9 @@ pub struct Round {
     pub history: Vec<SlabRange>,
     /// Range of [`StepPlan::items`] that read unpacked tokens.
     pub window: Range<u32>,
+    /// Of tiles of long chunks, which have one partial result per row instead of one per split: the passes that extend it. Such a round has no
+    /// `history` and no `window`.
+    pub fold: Vec<FoldPass>,
 }
 
 /// Everything that one step does in every layer, in this order: writes, the rounds of the layer's class, packs.
@@ -140,6 +177,10 @@ pub struct StepPlan {
     pub tiles: Vec<RowTile>,
     /// Work of the attention passes.
     pub items: Vec<AttendItem>,
+    /// Splits of long chunks.
+    pub splits: Vec<FoldSplit>,
+    /// Work of the passes of long chunks.
+    pub runs: Vec<TileRun>,
     /// Attention, in rounds.
     pub rounds: Vec<Round>,
     /// Blocks to pack, by slab.

@@ -1,7 +1,7 @@
 //! Attention against the f64 oracle.
 
-use crate::support::{Pair, Tensors, full};
-use kivi_wgpu::{Bits, CacheConfig, Dtype, LayerAttention, SequenceStep};
+use crate::support::{Pair, full};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, LayerAttention, SequenceStep, Variant};
 
 fn config(query_heads: u32, kv_heads: u32, head_dim: u32) -> CacheConfig {
     CacheConfig::new(1, query_heads, kv_heads, head_dim)
@@ -35,29 +35,86 @@ fn one_to_eight_new_tokens() {
     pair.check_state(s);
 }
 
-/// A prompt of 1024 tokens that attends throughout, in chunks of any length: outputs right, words and tokens the same.
+/// A prompt of 4096 tokens that attends throughout, in chunks of any length: outputs right, words and tokens the same. The shortest chunks
+/// are left to the fastest kernels of the device.
 #[test]
 fn prompts_in_chunks() {
-    let config = config(6, 2, 64).with_residual_window(64).with_max_step(1024).with_capacity(1100);
+    let config = config(2, 1, 64).with_residual_window(64).with_max_step(4096).with_capacity(4200);
     let mut states = Vec::new();
-    for chunk in [7, 64, 500, 1024] {
-        let mut pair = Pair::new(&config);
+    for chunk in [1, 7, 64, 512, 4096] {
+        let fast = Pair::with_variant(&config, Variant::Subgroups).ok().filter(|_| chunk < 64 || full());
+        let mut pair = fast.unwrap_or_else(|| Pair::new(&config));
         let s = pair.create_sequence();
-        let all = pair.tensors(&[SequenceStep::extend(s, 1024)]).remove(0);
-        let (kv, q) = (2 * 64, 6 * 64);
-        for first in (0..1024).step_by(chunk) {
-            let n = chunk.min(1024 - first);
-            let tensors = Tensors {
-                k: all.k[first * kv..(first + n) * kv].to_vec(),
-                v: all.v[first * kv..(first + n) * kv].to_vec(),
-                q: all.q[first * q..(first + n) * q].to_vec(),
-            };
-            pair.step_with(&[SequenceStep::extend(s, n as u32)], &[tensors]);
+        let all = pair.tensors(&[SequenceStep::extend(s, 4096)]).remove(0);
+        let chunks = vec![chunk; 4096 / chunk as usize];
+        let rest = 4096 % chunk;
+        let lengths: Vec<u32> = chunks.into_iter().chain((rest > 0).then_some(rest)).collect();
+        for (n, tensors) in lengths.iter().zip(all.split(&lengths)) {
+            pair.step_with(&[SequenceStep::extend(s, *n)], &[tensors]);
         }
         pair.check_state(s);
         states.push(pair.gpu.submit_and_read_state_blocking(0, s).unwrap());
     }
     assert!(states.windows(2).all(|pair| pair[0] == pair[1]));
+}
+
+/// Long chunks of every head_dim and width, at every remainder of a tile, with sinks, over several slabs.
+#[test]
+fn long_chunks() {
+    for (i, head_dim) in [8, 24, 64, 80, 128, 136, 256, 512].into_iter().enumerate() {
+        for (j, bits) in Bits::ALL.into_iter().enumerate() {
+            if !full() && i % Bits::ALL.len() != j {
+                continue;
+            }
+            let base = config(3, 1, head_dim).with_bits(bits, bits).with_residual_window(20);
+            let page = kivi_wgpu::Geometry::new(&base, 128 << 20).unwrap().layout.page_words() * 4;
+            let mut pair = Pair::new(&base.with_sink_tokens(5).with_max_slab_bytes(page));
+            let s = pair.create_sequence();
+            for (append, attend) in [(17, 17), (300, 0), (150, 150), (40, 22), (0, 33), (64, 64)] {
+                pair.step(&[SequenceStep { sequence: s, append, attend }]);
+            }
+            pair.check_state(s);
+        }
+    }
+}
+
+/// A new prompt beside one-token continuations, long and short, in one step: each as if alone, to the bit.
+#[test]
+fn a_prompt_beside_continuations() {
+    let base = config(4, 2, 64).with_max_sequences(4).with_capacity(4000).with_max_batch_tokens(700);
+    let page = kivi_wgpu::Geometry::new(&base, 128 << 20).unwrap().layout.page_words() * 4;
+    let mut pair = Pair::new(&base.clone().with_max_slab_bytes(2 * page));
+    let mut alone = Pair::new(&base);
+    let ids = [(); 4].map(|()| pair.create_sequence());
+    let lone = [(); 4].map(|()| alone.create_sequence());
+    // Tokens of each sequence per step; the third begins with a prompt while the others go on.
+    for lengths in [[500, 40, 0, 1], [300, 1, 0, 1], [1, 1, 400, 1], [1, 1, 1, 1], [1, 20, 12, 300]] {
+        let steps: Vec<_> = ids
+            .iter()
+            .zip(lengths)
+            .filter(|(_, n)| *n > 0)
+            .map(|(&sequence, n)| SequenceStep::extend(sequence, n))
+            .collect();
+        let tensors = pair.tensors(&steps);
+        let together = pair.step_with(&steps, &tensors);
+        let mut outputs = together[0].as_slice();
+        for ((&sequence, n), own) in lone.iter().zip(lengths).zip(tensors[0].split(&lengths)) {
+            if n == 0 {
+                continue;
+            }
+            let out = alone.step_with(&[SequenceStep::extend(sequence, n)], &[own]);
+            let (row, rest) = outputs.split_at(out[0].len());
+            assert!(row == out[0], "{sequence}, {n} tokens");
+            outputs = rest;
+        }
+    }
+    for (&a, &b) in ids.iter().zip(&lone) {
+        pair.check_state(a);
+        assert_eq!(
+            pair.gpu.submit_and_read_state_blocking(0, a).unwrap(),
+            alone.gpu.submit_and_read_state_blocking(0, b).unwrap()
+        );
+    }
 }
 
 #[test]
@@ -151,11 +208,15 @@ fn huge_logits() {
 fn sliding_windows() {
     for sinks in [0, 5] {
         let windows = [None, Some(1), Some(16), Some(100), Some(256), Some(301)];
-        let attention = windows.map(|sliding_window| LayerAttention { sliding_window, soft_cap: None });
+        let attention = windows.map(|sliding_window| LayerAttention {
+            sliding_window,
+            soft_cap: None,
+            ..Default::default()
+        });
         let config = CacheConfig::new(6, 4, 2, 64).with_sink_tokens(sinks).with_residual_window(40);
         let mut pair = Pair::new(&config.with_layer_attention(attention.to_vec()));
         let s = pair.create_sequence();
-        for (append, attend) in [(1, 1), (3, 3), (120, 0), (8, 8), (300, 0), (1, 1), (200, 2), (5, 5)] {
+        for (append, attend) in [(1, 1), (3, 3), (120, 0), (8, 8), (300, 90), (1, 1), (200, 200), (5, 5)] {
             pair.step(&[SequenceStep { sequence: s, append, attend }]);
         }
         pair.check_state(s);
@@ -166,7 +227,8 @@ fn sliding_windows() {
 #[test]
 fn soft_caps() {
     let caps = [None, Some(0.3), Some(5.0), Some(50.0), Some(3000.0)];
-    let attention = caps.map(|soft_cap| LayerAttention { sliding_window: None, soft_cap });
+    let attention =
+        caps.map(|soft_cap| LayerAttention { sliding_window: None, soft_cap, ..Default::default() });
     let config = CacheConfig::new(5, 4, 2, 64).with_layer_attention(attention.to_vec());
     for key_scale in [1.0, 40.0] {
         let mut pair = Pair::new(&config);
@@ -175,6 +237,7 @@ fn soft_caps() {
         pair.fill(s, 400);
         pair.step(&[SequenceStep::decode(s)]);
         pair.step(&[SequenceStep::extend(s, 4)]);
+        pair.step(&[SequenceStep::extend(s, 70)]);
     }
 }
 

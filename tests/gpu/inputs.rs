@@ -2,7 +2,7 @@
 
 use crate::support::{Pair, device, new_device, storage_buffer};
 use kivi_wgpu::{
-    CacheConfig, Dtype, Error, KvCache, LayerAttention, LayerIo, SequenceStep, TensorView, wgpu,
+    CacheConfig, Dtype, Error, KvCache, LayerAttention, LayerIo, Mask, SequenceStep, TensorView, wgpu,
 };
 
 fn config() -> CacheConfig {
@@ -242,13 +242,19 @@ fn wrong_configurations() {
     unsupported(config().with_max_batch_tokens(3), "max_batch_tokens");
     assert!(matches!(config_error(config().with_softmax_scale(f32::NAN)), Error::SoftmaxScale { .. }));
     assert!(matches!(config_error(config().with_sink_tokens(1001)), Error::SinksBeyondCapacity { .. }));
-    let attention = |sliding_window, soft_cap| LayerAttention { sliding_window, soft_cap };
+    let attention =
+        |sliding_window, soft_cap| LayerAttention { sliding_window, soft_cap, ..Default::default() };
     unsupported(config().with_attention(attention(Some(0), None)), "sliding_window");
     unsupported(config().with_layer_attention(vec![attention(None, None); 3]), "layer_attention entries");
     assert!(matches!(
         config_error(config().with_attention(attention(None, Some(-1.0)))),
         Error::SoftCap { .. }
     ));
+    for mask in [Mask::Bidirectional, Mask::Tree] {
+        let attention = LayerAttention { mask, ..Default::default() };
+        assert_eq!(config_error(config().with_attention(attention)), Error::UnsupportedMask { mask });
+    }
+    unsupported(config().with_value_head_dim(32), "value_head_dim");
     let slab = config_error(config().with_max_slab_bytes(1000));
     assert!(matches!(slab, Error::LimitTooLow { limit: "max_slab_bytes", available: 1000, .. }), "{slab}");
 }

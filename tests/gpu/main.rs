@@ -6,4 +6,5 @@ mod real_data;
 mod shaders;
 mod steps;
 mod support;
+mod variants;
 mod words;

@@ -5,38 +5,63 @@ mod files;
 
 use crate::support::{Pair, Tensors};
 use files::RealData;
-use kivi_wgpu::{Bits, CacheConfig, SequenceStep};
+use kivi_wgpu::{Bits, CacheConfig, SequenceStep, Variant};
 use std::path::PathBuf;
 
-#[test]
-fn real_models() {
+/// Tolerance of [`Variant::IntegerDot`] on these files, relative to the norm of the output row.
+const INTEGER_DOT_NOISE: f64 = 0.1;
+
+/// Runs all files through `pair`s of a configuration, the last eight positions with queries.
+fn run(key_bits: Bits, value_bits: Bits, sinks: u32, pair_of: impl Fn(&CacheConfig) -> Option<Pair>) {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     for file in ["qwen05b_L00", "qwen05b_L23", "smollm2_L00", "smollm2_L29"] {
         let data = RealData::load(&folder.join(format!("{file}.safetensors"))).unwrap();
         let (row, query_row) = (data.token_len(), data.query_heads * data.head_dim);
-        for (key_bits, value_bits, sinks) in [(Bits::Two, Bits::Two, 0), (Bits::Four, Bits::Two, 4)] {
-            let config =
-                CacheConfig::new(1, data.query_heads as u32, data.kv_heads as u32, data.head_dim as u32)
-                    .with_bits(key_bits, value_bits)
-                    .with_sink_tokens(sinks);
-            let mut pair = Pair::new(&config);
-            let s = pair.create_sequence();
-            let mut done = 0usize;
-            // A prompt in two chunks, then the eight positions with queries: five at once, then one at a time.
-            for (n, queries) in [(500, 0), (512, 0), (4, 0), (5, 5), (1, 1), (1, 1), (1, 1)] {
-                let first_query = done.saturating_sub(data.tokens - data.queries);
-                let q = &data.q[first_query * query_row..(first_query + queries) * query_row];
-                let tensors = Tensors {
-                    k: data.k[done * row..(done + n) * row].to_vec(),
-                    v: data.v[done * row..(done + n) * row].to_vec(),
-                    q: q.to_vec(),
-                };
-                let step = SequenceStep { sequence: s, append: n as u32, attend: queries as u32 };
-                pair.step_with(&[step], &[tensors]);
-                done += n;
-            }
-            assert_eq!(done, data.tokens);
-            pair.check_state(s);
+        let config = CacheConfig::new(1, data.query_heads as u32, data.kv_heads as u32, data.head_dim as u32)
+            .with_bits(key_bits, value_bits)
+            .with_sink_tokens(sinks);
+        let Some(mut pair) = pair_of(&config) else { return };
+        let s = pair.create_sequence();
+        let mut done = 0usize;
+        // A prompt in two chunks, then the eight positions with queries: five at once, then one at a time.
+        for (n, queries) in [(500, 0), (512, 0), (4, 0), (5, 5), (1, 1), (1, 1), (1, 1)] {
+            let first_query = done.saturating_sub(data.tokens - data.queries);
+            let q = &data.q[first_query * query_row..(first_query + queries) * query_row];
+            let tensors = Tensors {
+                k: data.k[done * row..(done + n) * row].to_vec(),
+                v: data.v[done * row..(done + n) * row].to_vec(),
+                q: q.to_vec(),
+            };
+            let step = SequenceStep { sequence: s, append: n as u32, attend: queries as u32 };
+            pair.step_with(&[step], &[tensors]);
+            done += n;
         }
+        assert_eq!(done, data.tokens);
+        pair.check_state(s);
+        let mean = pair.mean_error();
+        let worst = pair.errors.borrow().iter().copied().fold(0.0, f64::max);
+        // Most rows are far nearer than the worst.
+        assert!(mean <= pair.noise.max(1e-4) / 10.0, "{file}: {mean}");
+        eprintln!(
+            "{file}, {:?}: relative error {mean:.2e} on average, {worst:.2e} at worst",
+            pair.gpu.variant()
+        );
+    }
+}
+
+#[test]
+fn real_models() {
+    run(Bits::Two, Bits::Two, 0, |config| Some(Pair::new(config)));
+    run(Bits::Four, Bits::Two, 4, |config| Some(Pair::new(config)));
+}
+
+#[test]
+fn real_models_with_every_variant() {
+    for variant in [Variant::Subgroups, Variant::IntegerDot] {
+        run(Bits::Two, Bits::Two, 0, |config| {
+            let mut pair = Pair::with_variant(config, variant).ok()?;
+            pair.noise = if variant == Variant::IntegerDot { INTEGER_DOT_NOISE } else { 0.0 };
+            Some(pair)
+        });
     }
 }

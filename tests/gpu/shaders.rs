@@ -1,7 +1,7 @@
 //! Shaders: valid on their own, within WebGPU's limits, and in step with the host's structs.
 
 use kivi_wgpu::gpu::{IoParams, Pass, PassParams, ViewParams};
-use kivi_wgpu::{Bits, CacheConfig, Dtype, Geometry, ZeroPoint};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, Geometry, Variant, ZeroPoint};
 use std::mem::{offset_of, size_of};
 
 fn geometries() -> Vec<Geometry> {
@@ -21,8 +21,8 @@ fn geometries() -> Vec<Geometry> {
     out
 }
 
-fn parse(pass: Pass, g: &Geometry) -> naga::Module {
-    let source = pass.source(g);
+fn parse(pass: Pass, g: &Geometry, variant: Variant) -> naga::Module {
+    let source = pass.source(g, variant);
     naga::front::wgsl::parse_str(source.text()).unwrap_or_else(|error| {
         let line = error.location(source.text()).map_or(1, |l| l.line_number);
         let (file, line) = source.locate(line);
@@ -30,36 +30,56 @@ fn parse(pass: Pass, g: &Geometry) -> naga::Module {
     })
 }
 
+/// What naga must allow for a variant: what WebGPU has without optional features, and what the variant's features add.
+fn capabilities(variant: Variant) -> naga::valid::Capabilities {
+    use naga::valid::Capabilities;
+    let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+    if variant.features().contains(kivi_wgpu::wgpu::Features::SUBGROUP) {
+        capabilities |= Capabilities::SUBGROUP;
+    }
+    capabilities
+}
+
 #[test]
-fn every_shader_is_valid_without_optional_features_and_within_default_limits() {
-    // What WebGPU has without optional features.
-    let core = naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32;
-    let mut checked = 0;
+fn every_shader_is_valid_with_its_variants_features_and_within_default_limits() {
+    let mut checked = [0; Variant::ALL.len()];
     for g in geometries() {
-        for pass in Pass::all(&g) {
-            let module = parse(pass, &g);
-            naga::valid::Validator::new(naga::valid::ValidationFlags::all(), core)
-                .validate(&module)
-                .unwrap_or_else(|e| panic!("{pass:?}: {}", e.emit_to_string(pass.source(&g).text())));
-            let mut workgroup_bytes = 0;
-            let mut storage_buffers = 0;
-            for (_, variable) in module.global_variables.iter() {
-                match variable.space {
-                    naga::AddressSpace::WorkGroup => {
-                        workgroup_bytes += module.types[variable.ty].inner.size(module.to_ctx());
-                    }
-                    naga::AddressSpace::Storage { .. } => storage_buffers += 1,
-                    _ => {}
-                }
+        for (variant, checked) in Variant::ALL.into_iter().zip(&mut checked) {
+            if variant.supports(&g).is_err() {
+                continue;
             }
-            assert!(workgroup_bytes <= 16384, "{pass:?}, {g:?}: {workgroup_bytes} bytes of workgroup memory");
-            assert!(storage_buffers <= 8, "{pass:?}: {storage_buffers} storage buffers");
-            let [x, y, z] = module.entry_points[0].workgroup_size;
-            assert!(x * y * z <= 256, "{pass:?}: {x} invocations");
-            checked += 1;
+            for pass in Pass::all(&g) {
+                let module = parse(pass, &g, variant);
+                let mut validator =
+                    naga::valid::Validator::new(naga::valid::ValidationFlags::all(), capabilities(variant));
+                validator.subgroup_stages(naga::valid::ShaderStages::COMPUTE);
+                validator.subgroup_operations(naga::valid::SubgroupOperationSet::all());
+                validator.validate(&module).unwrap_or_else(|e| {
+                    panic!("{pass:?}: {}", e.emit_to_string(pass.source(&g, variant).text()))
+                });
+                let mut workgroup_bytes = 0;
+                let mut storage_buffers = 0;
+                for (_, variable) in module.global_variables.iter() {
+                    match variable.space {
+                        naga::AddressSpace::WorkGroup => {
+                            workgroup_bytes += module.types[variable.ty].inner.size(module.to_ctx());
+                        }
+                        naga::AddressSpace::Storage { .. } => storage_buffers += 1,
+                        _ => {}
+                    }
+                }
+                assert!(
+                    workgroup_bytes <= 16384,
+                    "{pass:?}, {g:?}: {workgroup_bytes} bytes of workgroup memory"
+                );
+                assert!(storage_buffers <= 8, "{pass:?}: {storage_buffers} storage buffers");
+                let [x, y, z] = module.entry_points[0].workgroup_size;
+                assert!(x * y * z <= 256, "{pass:?}: {x} invocations");
+                *checked += 1;
+            }
         }
     }
-    assert!(checked > 500);
+    assert!(checked[0] > 500 && checked[1..].iter().all(|n| *n > 50), "{checked:?}");
 }
 
 /// (name, offset) of each member of a struct in a shader, and its size.
@@ -78,7 +98,7 @@ fn host_structs_match_the_shaders() {
             assert_eq!(members(&$module, $shader), (expected, size_of::<$host>() as u32), $shader);
         };
     }
-    let module = parse(Pass::Append, g);
+    let module = parse(Pass::Append, g, Variant::Portable);
     check!(
         module,
         "PassParams",
@@ -104,37 +124,36 @@ fn documented() -> Vec<String> {
 
 #[test]
 fn the_readme_lists_every_binding() {
-    let g = &geometries()[0];
-    let mut actual = Vec::new();
-    for pass in Pass::all(g)
-        .into_iter()
-        .filter(|p| !matches!(p, Pass::AttendHistory(r) | Pass::AttendWindow(r) | Pass::Merge(r) if *r > 1))
-    {
-        let module = parse(pass, g);
-        let mut rows = Vec::new();
-        for (_, variable) in module.global_variables.iter() {
-            let Some(binding) = &variable.binding else { continue };
-            let access = match variable.space {
-                naga::AddressSpace::Uniform => "uniform",
-                naga::AddressSpace::Storage { access } if access.contains(naga::StorageAccess::STORE) => {
-                    "write"
-                }
-                _ => "read",
-            };
-            let name = variable.name.as_deref().unwrap();
-            rows.push((
-                binding.group,
-                binding.binding,
-                format!(
-                    "| `{}` | {} | {} | `{name}` | {access} |",
-                    pass.entry_point(),
-                    binding.group,
-                    binding.binding
-                ),
-            ));
+    let g = geometries().into_iter().find(|g| g.layout.head_dim == 64 && g.layout.group == 128).unwrap();
+    let mut actual: Vec<String> = Vec::new();
+    for variant in Variant::ALL {
+        variant.supports(&g).unwrap();
+        let small = |p: &Pass| !matches!(p, Pass::AttendHistory(r) | Pass::AttendWindow(r) | Pass::Merge(r) if *r > 1);
+        for pass in Pass::all(&g).into_iter().filter(small) {
+            let module = parse(pass, &g, variant);
+            let mut rows = Vec::new();
+            for (_, variable) in module.global_variables.iter() {
+                let Some(binding) = &variable.binding else { continue };
+                let access = match variable.space {
+                    naga::AddressSpace::Uniform => "uniform",
+                    naga::AddressSpace::Storage { access } if access.contains(naga::StorageAccess::STORE) => {
+                        "write"
+                    }
+                    _ => "read",
+                };
+                let name = variable.name.as_deref().unwrap();
+                let file = pass.source(&g, variant).file();
+                let (group, binding) = (binding.group, binding.binding);
+                rows.push((
+                    group,
+                    binding,
+                    format!("| `{file}` | {group} | {binding} | `{name}` | {access} |"),
+                ));
+            }
+            rows.sort();
+            // Passes that variants share are listed once.
+            actual.extend(rows.into_iter().map(|r| r.2).filter(|r| !actual.contains(r)).collect::<Vec<_>>());
         }
-        rows.sort();
-        actual.extend(rows.into_iter().map(|r| r.2));
     }
     assert_eq!(documented(), actual, "shaders/README.md should list:\n{}", actual.join("\n"));
 }

@@ -3,14 +3,16 @@
 use half::{bf16, f16};
 use kivi_wgpu::oracle::{AttentionOutput, CpuCache, LayerInput};
 use kivi_wgpu::{
-    CacheConfig, Dtype, KvCache, LayerIo, Operation, SequenceId, SequenceStep, TensorView, wgpu,
+    CacheConfig, Dtype, Error, KvCache, KvCacheOptions, LayerIo, Operation, SequenceId, SequenceStep,
+    TensorView, Variant, wgpu,
 };
+use std::cell::RefCell;
 use std::sync::OnceLock;
 
 /// A word that is NaN as f32, as two f16 and as two bf16.
 pub const POISON: u32 = 0x7fff_7fff;
 
-/// The device of all tests: WebGPU's default limits, no optional feature.
+/// The device of all tests: WebGPU's default limits, and the adapter's share of the features that variants of the kernels use.
 pub fn device() -> &'static (wgpu::Device, wgpu::Queue) {
     static DEVICE: OnceLock<(wgpu::Device, wgpu::Queue)> = OnceLock::new();
     DEVICE.get_or_init(|| {
@@ -19,14 +21,22 @@ pub fn device() -> &'static (wgpu::Device, wgpu::Queue) {
     })
 }
 
+/// A device of its own, with the adapter's share of the features that variants of the kernels use.
 pub fn new_device(limits: wgpu::Limits) -> (wgpu::Device, wgpu::Queue) {
+    device_with(KvCache::optional_features(), limits)
+}
+
+/// A device of its own, with the adapter's share of `features`.
+pub fn device_with(features: wgpu::Features, limits: wgpu::Limits) -> (wgpu::Device, wgpu::Queue) {
     pollster::block_on(async {
         let adapter = adapter().await;
         eprintln!("adapter: {}", adapter.get_info().name);
-        adapter
-            .request_device(&wgpu::DeviceDescriptor { required_limits: limits, ..Default::default() })
-            .await
-            .expect("a device with WebGPU's default limits")
+        let descriptor = wgpu::DeviceDescriptor {
+            required_features: adapter.features() & features,
+            required_limits: limits,
+            ..Default::default()
+        };
+        adapter.request_device(&descriptor).await.expect("a device with WebGPU's default limits")
     })
 }
 
@@ -146,6 +156,27 @@ pub struct Tensors {
     pub q: Vec<f32>,
 }
 
+impl Tensors {
+    /// The rows of each sequence of a step in which sequence `i` appends `tokens[i]` tokens that all attend.
+    pub fn split(&self, tokens: &[u32]) -> Vec<Tensors> {
+        let total: u32 = tokens.iter().sum();
+        let mut first = 0;
+        let rows = |x: &[f32], first: u32, n: u32| {
+            let row = x.len() / total as usize;
+            x[first as usize * row..(first + n) as usize * row].to_vec()
+        };
+        tokens
+            .iter()
+            .map(|&n| {
+                let part = |x| rows(x, first, n);
+                let own = Tensors { k: part(&self.k), v: part(&self.v), q: part(&self.q) };
+                first += n;
+                own
+            })
+            .collect()
+    }
+}
+
 /// A GPU cache and an oracle cache that are given the same steps.
 pub struct Pair {
     pub gpu: KvCache,
@@ -155,6 +186,12 @@ pub struct Pair {
     pub output: Dtype,
     /// Factor of random keys.
     pub key_scale: f32,
+    /// Factor of the keys in every 17th channel, as some channels of real models are larger.
+    pub key_outlier: f32,
+    /// What the variant of the kernels may add to the error, relative to the norm of the row (for log-sum-exp, to the largest logit if above 1).
+    pub noise: f64,
+    /// Relative errors of all rows so far, with f32 outputs.
+    pub errors: RefCell<Vec<f64>>,
     /// Σ|q·k| where products much larger than the logits cancel: f32 sums are only as exact as their largest part.
     pub cancelling: f64,
     /// Learned sink logits of all layers; empty: none.
@@ -164,27 +201,43 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Both caches empty, and every cell of the GPU's poisoned with NaN.
+    /// Both caches empty, and every cell of the GPU's poisoned with NaN. The kernels are the portable ones, or those that `KIVI_VARIANT` names where
+    /// they can run.
     pub fn new(config: &CacheConfig) -> Pair {
+        let wanted = std::env::var("KIVI_VARIANT").ok();
+        let named = |v: &&Variant| Some(format!("{v:?}").to_lowercase()) == wanted;
+        let variant = Variant::ALL.iter().find(named).copied();
+        assert!(variant.is_some() || wanted.is_none(), "KIVI_VARIANT is none of {:?}", Variant::ALL);
+        variant
+            .and_then(|v| Pair::with_variant(config, v).ok())
+            .unwrap_or_else(|| Pair::with_variant(config, Variant::Portable).unwrap())
+    }
+
+    /// As [`Self::new`], with these kernels; an error if they cannot run.
+    pub fn with_variant(config: &CacheConfig, variant: Variant) -> Result<Pair, Error> {
         let (device, queue) = device();
-        let gpu = KvCache::new_blocking(device, queue, config).unwrap();
+        let options = KvCacheOptions::default().with_variant(variant);
+        let gpu = KvCache::with_options_blocking(device, queue, config, &options)?;
         for buffer in gpu.buffers() {
             queue.write_buffer(buffer, 0, &POISON.to_le_bytes().repeat(buffer.size() as usize / 4));
         }
         // The same slabs as the GPU's, so that both run one plan.
         let cpu = CpuCache::new(config).unwrap();
         assert_eq!(gpu.geometry(), cpu.geometry());
-        Pair {
+        Ok(Pair {
             gpu,
             cpu,
             random: Random(7),
             input: Dtype::F32,
             output: Dtype::F32,
             key_scale: 1.0,
+            key_outlier: 8.0,
+            noise: 0.0,
+            errors: RefCell::default(),
             cancelling: 0.0,
             sink_logits: Vec::new(),
             lse: Vec::new(),
-        }
+        })
     }
 
     pub fn create_sequence(&mut self) -> SequenceId {
@@ -202,10 +255,10 @@ impl Pair {
         let q = (queries * g.query_heads * g.layout.head_dim) as usize;
         (0..g.layers)
             .map(|_| {
-                let scale = self.key_scale;
+                let (scale, outlier) = (self.key_scale, self.key_outlier);
                 // Channel outliers in keys, token outliers in values, as in real models.
                 let k = (0..kv)
-                    .map(|i| self.random.normal() * scale * if i % 17 == 3 { 8.0 } else { 1.0 })
+                    .map(|i| self.random.normal() * scale * if i % 17 == 3 { outlier } else { 1.0 })
                     .collect();
                 let v =
                     (0..kv).map(|i| self.random.normal() * if i % 401 == 5 { 30.0 } else { 1.0 }).collect();
@@ -233,7 +286,8 @@ impl Pair {
                 lse.iter().zip(&expected.lse).zip(&expected.max_logit).enumerate()
             {
                 // Its own rounding to f32 and back from base 2 on top of the logits'.
-                let bound = 1e-5 + 8.0 * 2f64.powi(-24) * max.max(self.cancelling);
+                let bound =
+                    1e-5 + 8.0 * 2f64.powi(-24) * max.max(self.cancelling) + self.noise * max.max(1.0);
                 assert!(
                     (f64::from(*lse) - expected).abs() <= bound,
                     "row {row}: log-sum-exp {lse}, {expected}"
@@ -287,7 +341,7 @@ impl Pair {
         (operation, outputs, expected)
     }
 
-    /// The bound on attention: per row, ‖out − ref‖ / ‖ref‖ ≤ 1e-5 + 4·2⁻²⁴·max|scaled logit|; for 16-bit outputs each element within
+    /// The bound on attention: per row, ‖out − ref‖ / ‖ref‖ ≤ 1e-5 + 4·2⁻²⁴·max|scaled logit| (+ `noise`); for 16-bit outputs each element within
     /// one ulp of the rounded result besides.
     pub fn check(&self, layer: usize, out: &[f32], expected: &AttentionOutput) {
         let head_dim = self.cpu.geometry().layout.head_dim as usize;
@@ -298,10 +352,11 @@ impl Pair {
             assert!(out.iter().all(|x| x.is_finite()), "layer {layer}, row {row}: not finite: {out:?}");
             let norm = reference.iter().map(|x| x * x).sum::<f64>().sqrt();
             let magnitude = max_logit.max(self.cancelling);
-            let bound = (1e-5 + 4.0 * 2f64.powi(-24) * magnitude) * norm;
+            let bound = (1e-5 + 4.0 * 2f64.powi(-24) * magnitude + self.noise) * norm;
             if self.output == Dtype::F32 {
                 let error =
                     reference.iter().zip(out).map(|(r, &o)| (r - f64::from(o)).powi(2)).sum::<f64>().sqrt();
+                self.errors.borrow_mut().push(if norm > 0.0 { error / norm } else { 0.0 });
                 assert!(
                     error <= bound,
                     "layer {layer}, row {row}: error {:e}, bound {:e} (largest logit {max_logit})",
@@ -316,6 +371,12 @@ impl Pair {
                 }
             }
         }
+    }
+
+    /// Average of the relative errors of all rows so far.
+    pub fn mean_error(&self) -> f64 {
+        let errors = self.errors.borrow();
+        errors.iter().sum::<f64>() / errors.len() as f64
     }
 
     /// Compares the whole content of a sequence, word for word.

@@ -1,6 +1,6 @@
 //! Packed words and unpacked tokens, compared with `==`.
 
-use crate::support::{Pair, Random, Tensors};
+use crate::support::{Pair, Random, Tensors, full};
 use kivi_wgpu::{Bits, CacheConfig, Dtype, SequenceStep, ZeroPoint};
 
 fn config(head_dim: u32) -> CacheConfig {
@@ -26,8 +26,14 @@ fn every_head_dim() {
 
 #[test]
 fn every_group_size_and_width() {
-    for group in [16, 32, 64, 128] {
-        for (key_bits, value_bits) in Bits::ALL.into_iter().flat_map(|k| Bits::ALL.map(|v| (k, v))) {
+    for (i, group) in [16, 32, 64, 128].into_iter().enumerate() {
+        for (j, (key_bits, value_bits)) in
+            Bits::ALL.into_iter().flat_map(|k| Bits::ALL.map(|v| (k, v))).enumerate()
+        {
+            // Every width of each with every group; every pair of widths.
+            if !full() && (i + j / 4 + j) % 2 != 0 {
+                continue;
+            }
             check(config(80).with_group_size(group).with_bits(key_bits, value_bits), Dtype::F32);
         }
     }

@@ -3,7 +3,7 @@
 #![allow(dead_code)]
 
 use kivi_wgpu::format::{code, dequantize, enter, param, widen};
-use kivi_wgpu::{Bits, CacheConfig};
+use kivi_wgpu::{Bits, CacheConfig, Dtype};
 use std::collections::HashMap;
 
 /// One sequence of tokens, which are only names.
@@ -68,6 +68,16 @@ pub struct TokenData {
 }
 
 fn quantized(bits: Bits, config: &CacheConfig, x: &[f32]) -> Vec<f64> {
+    if bits == Bits::Sixteen {
+        // Tokens of the window, which only an f32 window holds in more than 16 bits.
+        return x
+            .iter()
+            .map(|&x| match config.window_format {
+                Dtype::F32 => f64::from(widen(enter(x, Dtype::F16), Dtype::F16)),
+                _ => f64::from(x),
+            })
+            .collect();
+    }
     let min = x.iter().copied().fold(f32::INFINITY, f32::min);
     let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let p = param(bits, config.zero_point, min, max);

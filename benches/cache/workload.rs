@@ -1,0 +1,134 @@
+//! One shape of cache in one format, filled to a length, and the operations that are measured on it.
+
+use crate::device::Device;
+use kivi_wgpu::{
+    Bits, CacheConfig, Dtype, KvCache, LayerBinding, LayerIo, SequenceId, SequenceStep, TensorView, wgpu,
+};
+use std::time::Duration;
+
+pub const KV_HEADS: u32 = 8;
+/// New tokens of a prefill step.
+pub const CHUNK: u32 = 512;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Operation {
+    /// One new token per sequence enters; nothing is packed.
+    Append,
+    /// 512 new tokens of one sequence enter and as many are packed.
+    Pack,
+    /// One new token per sequence enters and attends.
+    Decode,
+    /// 512 new tokens of one sequence enter, attend, and as many are packed.
+    Prefill,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Shape {
+    pub head_dim: u32,
+    /// Query heads per KV head.
+    pub ratio: u32,
+    pub batch: u32,
+    /// Tokens of each sequence.
+    pub context: u32,
+}
+
+impl Shape {
+    pub fn id(&self) -> String {
+        let Shape { head_dim, ratio, batch, context } = self;
+        format!("d{head_dim}/gqa{ratio}/b{batch}/{context}")
+    }
+}
+
+pub struct Workload {
+    cache: KvCache,
+    sequences: Vec<SequenceId>,
+    whole: LayerBinding,
+}
+
+impl Workload {
+    pub fn new(device: &Device, shape: &Shape, bits: Bits) -> Workload {
+        let Shape { head_dim, ratio, batch, context } = *shape;
+        let config = CacheConfig::new(1, KV_HEADS * ratio, KV_HEADS, head_dim)
+            .with_bits(bits, bits)
+            .with_capacity(batch * (context + CHUNK + 256))
+            .with_max_sequences(batch);
+        let mut cache = KvCache::new_blocking(&device.device, &device.queue, &config).expect("a cache");
+        let rows = CHUNK.max(batch);
+        let tensor = |heads: u32, seed: u32| {
+            let buffer = device.buffer(u64::from(rows * heads * head_dim) * 4);
+            let data = noise((rows * heads * head_dim) as usize, seed);
+            device.queue.write_buffer(&buffer, 0, bytemuck::cast_slice(&data));
+            buffer
+        };
+        let (k, v) = (tensor(KV_HEADS, 1), tensor(KV_HEADS, 2));
+        let (q, out) = (tensor(KV_HEADS * ratio, 3), tensor(KV_HEADS * ratio, 4));
+        let view = |buffer| TensorView::new(buffer, Dtype::F32);
+        let io = LayerIo::new(view(&k), view(&v), view(&q), view(&out));
+        let whole = cache.bind(&io).expect("a binding");
+        let sequences: Vec<_> =
+            (0..batch).map(|_| cache.create_sequence().expect("room for a sequence")).collect();
+        for &sequence in &sequences {
+            // One token past a multiple of the group, so that the next one packs nothing.
+            let mut left = context + 1;
+            while left > 0 {
+                let n = left.min(CHUNK);
+                let mut encoder = device.device.create_command_encoder(&Default::default());
+                let mut step =
+                    cache.begin_step(&mut encoder, &[SequenceStep::append(sequence, n)]).expect("a step");
+                step.layer(&mut encoder, 0, &whole).expect("a layer");
+                step.finish().expect("a whole step");
+                device.queue.submit([encoder.finish()]);
+                device.device.poll(wgpu::PollType::wait_indefinitely()).expect("the device works");
+                left -= n;
+            }
+        }
+        Workload { cache, sequences, whole }
+    }
+
+    pub fn variant(&self) -> kivi_wgpu::Variant {
+        self.cache.variant()
+    }
+
+    /// Bytes of packed pages that one operation reads or writes.
+    pub fn packed_bytes(&self, operation: Operation) -> u64 {
+        let g = self.cache.geometry();
+        let block = u64::from(g.layout.block_words()) * 4;
+        let held = |s| u64::from((self.cache.tokens(s).unwrap_or(0) - g.window) / g.layout.group);
+        match operation {
+            Operation::Append => 0,
+            Operation::Pack => u64::from(CHUNK / g.layout.group) * block,
+            Operation::Decode => self.sequences.iter().map(|&s| held(s) * block).sum(),
+            Operation::Prefill => held(self.sequences[0]) * block,
+        }
+    }
+
+    /// Runs an operation once and leaves the cache as it was: the step is dropped, not finished.
+    pub fn run(&mut self, device: &Device, operation: Operation) -> Duration {
+        let all = |step: fn(SequenceId) -> SequenceStep| self.sequences.iter().map(|&s| step(s)).collect();
+        let first = self.sequences[0];
+        let steps: Vec<SequenceStep> = match operation {
+            Operation::Append => all(|s| SequenceStep::append(s, 1)),
+            Operation::Decode => all(SequenceStep::decode),
+            Operation::Pack => vec![SequenceStep::append(first, CHUNK)],
+            Operation::Prefill => vec![SequenceStep::extend(first, CHUNK)],
+        };
+        device.time(|encoder, timestamp_writes| {
+            let mut step = self.cache.begin_step(encoder, &steps).expect("a step");
+            let descriptor = wgpu::ComputePassDescriptor { label: None, timestamp_writes };
+            let mut pass = encoder.begin_compute_pass(&descriptor);
+            step.layer(&mut pass, 0, &self.whole).expect("a layer");
+        })
+    }
+}
+
+/// Reproducible noise in (-2, 2), with a larger channel now and then.
+pub fn noise(n: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed;
+    (0..n)
+        .map(|i| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let x = (state >> 8) as f32 / 16_777_216.0 - 0.5;
+            if i % 37 == 11 { 16.0 * x } else { 4.0 * x }
+        })
+        .collect()
+}

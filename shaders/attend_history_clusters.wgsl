@@ -1,0 +1,19 @@
+// Decode attention over packed pages, by clusters of invocations: a partial result per row. Twin: src/oracle/attend_history.rs.
+//
+// | binding | what | access |
+// |---|---|---|
+// | 0, 1 of group 0 | params, plan | read |
+// | 2, 3 | slab, as vec4 and as words | read |
+// | 4 | partial results | write |
+// | 0, 1, 2 of group 1 | io, host's queries as words and as vec4 | read |
+//
+// Grid: x, z splits; y clusters, one per KV head and group of KEY_ROWS rows.
+
+@compute @workgroup_size(WORKGROUP)
+fn attend_history(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+    @builtin(subgroup_invocation_id) in_subgroup: u32,
+) {
+    attend_cluster(group, local, in_subgroup);
+}

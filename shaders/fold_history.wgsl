@@ -1,0 +1,15 @@
+// Attention of long chunks over packed pages: extends the partial results of a tile of rows. Twin: src/oracle/attend_history.rs.
+//
+// | binding | what | access |
+// |---|---|---|
+// | 0, 1 of group 0 | params, plan: runs, splits, tiles | read |
+// | 2, 3 | slab, as vec4 and as words | read |
+// | 4 | partial results | read, write |
+// | 0, 1 of group 1 | io, host's queries | read |
+//
+// Grid: x, z runs; y KV heads. Keys and values are read by lib/vectors_packed.wgsl.
+
+@compute @workgroup_size(FOLD_WORKGROUP)
+fn fold_history(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    fold_run(group, local);
+}

@@ -1,0 +1,147 @@
+// Logits of a packed page by integer dot products: the queries times the scales, rounded to 8 bits per row and block, times the codes. What
+// rounding adds to the logits is noise of a few per cent of what 2-bit codes have added already; integer sums are exact. lib/keys_quantized.wgsl
+// comes before.
+
+// Chunks of 16 channels: four words of queries, one vector.
+const DOT_CHUNKS: u32 = HEAD_DIM / 16u;
+
+// Rounded queries [block][row][chunk].
+var<workgroup> sh_rounded: array<vec4<u32>, BLOCKS_PER_PAGE * ROWS * DOT_CHUNKS>;
+
+// Scales of a chunk in the order of the codes.
+fn chunk_scales(first: u32, chunk: u32) -> Parts {
+    if (KEY_BITS == 2u) {
+        return word_scales(first, chunk);
+    }
+    let low = word_scales(first, 2u * chunk);
+    let high = word_scales(first, 2u * chunk + 1u);
+    return Parts(low.p0, low.p1, high.p0, high.p1);
+}
+
+fn scaled_query(row: u32, chunk: u32, s: Parts) -> Parts {
+    let at = row * QUERY_VECS + 4u * chunk;
+    return Parts(sh[at] * s.p0, sh[at + 1u] * s.p1, sh[at + 2u] * s.p2, sh[at + 3u] * s.p3);
+}
+
+fn largest_part(x: Parts) -> f32 {
+    let m = max(max(abs(x.p0), abs(x.p1)), max(abs(x.p2), abs(x.p3)));
+    return max(max(m.x, m.y), max(m.z, m.w));
+}
+
+fn rounded(x: Parts, inverse: f32) -> vec4<u32> {
+    return vec4<u32>(
+        pack4xI8(vec4<i32>(round(x.p0 * inverse))),
+        pack4xI8(vec4<i32>(round(x.p1 * inverse))),
+        pack4xI8(vec4<i32>(round(x.p2 * inverse))),
+        pack4xI8(vec4<i32>(round(x.p3 * inverse))),
+    );
+}
+
+// Rounds the queries for every block, and returns per row what a unit of them stands for in the invocation's own block. The lanes that share a
+// block divide its chunks among them. Ends with a barrier.
+fn prepare_queries(split: Split, head: u32, quad: u32, row: u32, local: u32) -> vec4<f32> {
+    let used = 4u * quad < split.tokens;
+    let first = head_words(split, head, min(4u * quad, split.tokens - 1u));
+    let lane = quad % BIAS_LANES;
+    var most = vec4<f32>();
+    for (var chunk = lane; chunk < DOT_CHUNKS; chunk += BIAS_LANES) {
+        let s = chunk_scales(first, chunk);
+        most.x = max(most.x, largest_part(scaled_query(row, chunk, s)));
+        if (KEY_ROWS > 1u) {
+            most.y = max(most.y, largest_part(scaled_query(row + 1u, chunk, s)));
+        }
+        if (KEY_ROWS > 2u) {
+            most.z = max(most.z, largest_part(scaled_query(row + 2u, chunk, s)));
+            most.w = max(most.w, largest_part(scaled_query(row + 3u, chunk, s)));
+        }
+    }
+    sh[SH_MAX + local] = most;
+    workgroupBarrier();
+    for (var i = 0u; i < BIAS_LANES; i++) {
+        most = max(most, sh[SH_MAX + local - lane + i]);
+    }
+    let unit = most / 127.0;
+    let inverse = select(vec4<f32>(), 127.0 / max(most, vec4<f32>(1.0e-30)), most > vec4<f32>(1.0e-30));
+    let block = 4u * quad / GROUP;
+    if (used) {
+        for (var chunk = lane; chunk < DOT_CHUNKS; chunk += BIAS_LANES) {
+            let s = chunk_scales(first, chunk);
+            let at = (block * ROWS + row) * DOT_CHUNKS + chunk;
+            sh_rounded[at] = rounded(scaled_query(row, chunk, s), inverse.x);
+            if (KEY_ROWS > 1u) {
+                sh_rounded[at + DOT_CHUNKS] = rounded(scaled_query(row + 1u, chunk, s), inverse.y);
+            }
+            if (KEY_ROWS > 2u) {
+                sh_rounded[at + 2u * DOT_CHUNKS] = rounded(scaled_query(row + 2u, chunk, s), inverse.z);
+                sh_rounded[at + 3u * DOT_CHUNKS] = rounded(scaled_query(row + 3u, chunk, s), inverse.w);
+            }
+        }
+    }
+    workgroupBarrier();
+    return unit;
+}
+
+// One row's products with a part of four tokens' codes: bytes of 0 to 15, so signed products are right.
+fn four_dots(sum: vec4<i32>, q: u32, codes: vec4<u32>) -> vec4<i32> {
+    return sum
+        + vec4<i32>(
+            dot4I8Packed(q, codes.x), dot4I8Packed(q, codes.y), dot4I8Packed(q, codes.z), dot4I8Packed(q, codes.w));
+}
+
+fn chunk_dots(sum: vec4<i32>, q: vec4<u32>, c0: vec4<u32>, c1: vec4<u32>, c2: vec4<u32>, c3: vec4<u32>) -> vec4<i32> {
+    return four_dots(four_dots(four_dots(four_dots(sum, q.x, c0), q.y, c1), q.z, c2), q.w, c3);
+}
+
+fn tile_logits(split: Split, head: u32, quad: u32, row: u32, query_unit: vec4<f32>) -> Logits {
+    let token = 4u * quad;
+    if (token >= split.tokens) {
+        return Logits();
+    }
+    let first = head_words(split, head, token);
+    let at = (first + token % GROUP) / 4u;
+    let of_block = (token / GROUP) * ROWS + row;
+    let mask = vec4<u32>(KEY_BYTE_MASK);
+    var sum0 = vec4<i32>();
+    var sum1 = vec4<i32>();
+    var sum2 = vec4<i32>();
+    var sum3 = vec4<i32>();
+    for (var chunk = 0u; chunk < DOT_CHUNKS; chunk++) {
+        var c0: vec4<u32>;
+        var c1: vec4<u32>;
+        var c2: vec4<u32>;
+        var c3: vec4<u32>;
+        if (KEY_BITS == 2u) {
+            let words = slab4[at + chunk * (GROUP / 4u)];
+            c0 = words & mask;
+            c1 = (words >> vec4<u32>(2u)) & mask;
+            c2 = (words >> vec4<u32>(4u)) & mask;
+            c3 = (words >> vec4<u32>(6u)) & mask;
+        } else {
+            let low = slab4[at + 2u * chunk * (GROUP / 4u)];
+            let high = slab4[at + (2u * chunk + 1u) * (GROUP / 4u)];
+            c0 = low & mask;
+            c1 = (low >> vec4<u32>(4u)) & mask;
+            c2 = high & mask;
+            c3 = (high >> vec4<u32>(4u)) & mask;
+        }
+        let q = of_block * DOT_CHUNKS + chunk;
+        sum0 = chunk_dots(sum0, sh_rounded[q], c0, c1, c2, c3);
+        if (KEY_ROWS > 1u) {
+            sum1 = chunk_dots(sum1, sh_rounded[q + DOT_CHUNKS], c0, c1, c2, c3);
+        }
+        if (KEY_ROWS > 2u) {
+            sum2 = chunk_dots(sum2, sh_rounded[q + 2u * DOT_CHUNKS], c0, c1, c2, c3);
+            sum3 = chunk_dots(sum3, sh_rounded[q + 3u * DOT_CHUNKS], c0, c1, c2, c3);
+        }
+    }
+    var logits: Logits;
+    logits.r0 = vec4<f32>(sum0) * query_unit.x;
+    if (KEY_ROWS > 1u) {
+        logits.r1 = vec4<f32>(sum1) * query_unit.y;
+    }
+    if (KEY_ROWS > 2u) {
+        logits.r2 = vec4<f32>(sum2) * query_unit.z;
+        logits.r3 = vec4<f32>(sum3) * query_unit.w;
+    }
+    return logits;
+}

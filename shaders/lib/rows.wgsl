@@ -1,0 +1,128 @@
+// Rows, splits and partial results: what every attention pass shares.
+//
+// A row is a (query, head of the group) pair, so the keys and values of a KV head are read and unpacked once for all its query heads.
+// Logits are in base 2: queries are multiplied by LOGIT_SCALE = softmax_scale * log2(e) as they are loaded.
+
+@group(0) @binding(4) var<storage, read_write> partials: array<vec4<f32>>;
+@group(1) @binding(0) var<storage, read> io: Io;
+@group(1) @binding(1) var<storage, read> host_queries: array<u32>;
+
+// A logit that a row does not see. Finite: infinities are not dependable under fast math.
+const UNSEEN: f32 = -3.0e38;
+
+struct Split {
+    source: u32,
+    tokens: u32,
+    first_position: u32,
+}
+
+struct Tile {
+    first_query: u32,
+    first_row: u32,
+    rows: u32,
+    position: u32,
+}
+
+// Per row (of up to KEY_ROWS): four tokens.
+struct Logits {
+    r0: vec4<f32>,
+    r1: vec4<f32>,
+    r2: vec4<f32>,
+    r3: vec4<f32>,
+}
+
+// Consecutive splits that extend the partial results of one tile. If the pass does not fold, the only split of a partial of its own.
+struct Run {
+    tile: u32,
+    partial: u32,
+    // Word of `plan` where the splits begin.
+    first: u32,
+    splits: u32,
+    // Whether there is no partial result to extend yet.
+    fresh: u32,
+}
+
+fn read_run(item: u32) -> Run {
+    let at = params.first + 5u * item;
+    if (FOLD) {
+        return Run(plan[at], plan[at + 1u], plan[at + 2u], plan[at + 3u], plan[at + 4u]);
+    }
+    return Run(plan[at], plan[at + 1u], at + 2u, 1u, 1u);
+}
+
+fn run_split(run: Run, i: u32) -> Split {
+    let at = run.first + 3u * i;
+    return Split(plan[at], plan[at + 1u], plan[at + 2u]);
+}
+
+// 16 channels, in natural order or one vector per part.
+struct Parts {
+    p0: vec4<f32>,
+    p1: vec4<f32>,
+    p2: vec4<f32>,
+    p3: vec4<f32>,
+}
+
+fn read_tile(tile: u32) -> Tile {
+    let at = params.tiles + 6u * tile;
+    return Tile(plan[at], plan[at + 1u], plan[at + 2u], plan[at + 3u]);
+}
+
+// Element of the host's queries where a row's query begins.
+fn query_first(tile: Tile, head: u32, row: u32) -> u32 {
+    let r = tile.first_row + row;
+    let query_head = head * HEADS_PER_GROUP + r % HEADS_PER_GROUP;
+    return io.q.offset + (tile.first_query + r / HEADS_PER_GROUP) * io.q.token_stride + query_head * io.q.head_stride;
+}
+
+fn query_element(index: u32) -> f32 {
+    let word = host_queries[element_word(io.q.dtype, index)];
+    return bitcast<f32>(element_bits(io.q.dtype, word, index));
+}
+
+// Which of the four tokens from `token` on row `row` sees: those up to its own position, from the first of its sliding window on.
+fn sees(tile: Tile, split: Split, row: u32, token: u32) -> vec4<bool> {
+    let position = tile.position + (tile.first_row + row) / HEADS_PER_GROUP;
+    // Counts, so that nothing wraps around: of tokens up to the position, and of those before the sliding window.
+    let end = min(max(position + 1u, split.first_position) - split.first_position, split.tokens);
+    let oldest = max(position + 1u, params.sliding_window) - params.sliding_window;
+    let start = max(oldest, split.first_position) - split.first_position;
+    let t = vec4<u32>(token, token + 1u, token + 2u, token + 3u);
+    return (t < vec4<u32>(end)) & (t >= vec4<u32>(start));
+}
+
+// The number of tokens, which is not 0, makes the condition depend on a storage buffer: see shaders/README.md on branches on uniforms.
+fn has_soft_cap(split: Split) -> bool {
+    return (params.soft_cap > 0.0) & (split.tokens > 0u);
+}
+
+// cap * tanh(l / cap). The built-in tanh may overflow or be coarse; this is exact to a few units in the last place of the cap.
+fn capped(l: vec4<f32>) -> vec4<f32> {
+    let x = l / params.soft_cap;
+    let a = abs(x);
+    let t = exp2(a * -2.8853900817779268);
+    let s = x * x;
+    // The series where (1 - t) / (1 + t) would lose digits, as a correction of l.
+    let series = s * (-0.333333333 + s * (0.133333333 + s * (-0.0539682540 + s * 0.0218694885)));
+    let far = sign(x) * params.soft_cap * ((1.0 - t) / (1.0 + t));
+    return select(far, fma(l, series, l), a < vec4<f32>(0.25));
+}
+
+fn largest(logits: vec4<f32>, seen: vec4<bool>) -> f32 {
+    let l = select(vec4<f32>(UNSEEN), logits, seen);
+    return max(max(l.x, l.y), max(l.z, l.w));
+}
+
+// A row's partial result in the attention scratch: (maximum, sum of weights), then the output.
+fn partial_at(partial: u32, row: u32, head: u32) -> u32 {
+    return ((partial + row) * params.heads + head - params.first_head) * PARTIAL_VECS;
+}
+
+fn write_row(partial: u32, row: u32, head: u32, chunk: u32, s0: vec4<f32>, s1: vec4<f32>, s2: vec4<f32>, s3: vec4<f32>) {
+    let at = partial_at(partial, row, head) + 1u + 4u * chunk;
+    let vecs = HEAD_DIM / 4u - 4u * chunk;
+    partials[at] = s0;
+    if (vecs > 1u) { partials[at + 1u] = s1; }
+    if (vecs > 2u) { partials[at + 2u] = s2; }
+    if (vecs > 3u) { partials[at + 3u] = s3; }
+}

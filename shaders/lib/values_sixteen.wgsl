@@ -1,0 +1,36 @@
+// Weighted sums of a packed page whose values are kept in 16 bits.
+
+// Adds one token with weights `p` of the two rows. A chunk that reaches past the row reads its neighbour; those sums are not written.
+fn add_token(sums: ptr<function, Sums>, first: u32, token: u32, chunk: u32, p: vec2<f32>) {
+    let at = (first + VALUE_CODES + token * VALUE_ROW_WORDS) / 4u + 2u * chunk;
+    let x = sixteen_channels(slab4[at], slab4[at + 1u]);
+    (*sums).weights += p;
+    (*sums).a0 = fma(vec4<f32>(p.x), x.p0, (*sums).a0);
+    (*sums).a1 = fma(vec4<f32>(p.x), x.p1, (*sums).a1);
+    (*sums).a2 = fma(vec4<f32>(p.x), x.p2, (*sums).a2);
+    (*sums).a3 = fma(vec4<f32>(p.x), x.p3, (*sums).a3);
+    if (VALUE_ROWS > 1u) {
+        (*sums).b0 = fma(vec4<f32>(p.y), x.p0, (*sums).b0);
+        (*sums).b1 = fma(vec4<f32>(p.y), x.p1, (*sums).b1);
+        (*sums).b2 = fma(vec4<f32>(p.y), x.p2, (*sums).b2);
+        (*sums).b3 = fma(vec4<f32>(p.y), x.p3, (*sums).b3);
+    }
+}
+
+fn tile_values(split: Split, head: u32, chunk: u32, row: u32, begin: u32, end: u32) -> Sums {
+    var sums: Sums;
+    for (var quad = begin; quad < end; quad++) {
+        let first = head_words(split, head, 4u * quad);
+        let token = (4u * quad) % GROUP;
+        let a = sh[row * QUADS + quad];
+        var b = vec4<f32>();
+        if (VALUE_ROWS > 1u) {
+            b = sh[(row + 1u) * QUADS + quad];
+        }
+        add_token(&sums, first, token, chunk, vec2<f32>(a.x, b.x));
+        add_token(&sums, first, token + 1u, chunk, vec2<f32>(a.y, b.y));
+        add_token(&sums, first, token + 2u, chunk, vec2<f32>(a.z, b.z));
+        add_token(&sums, first, token + 3u, chunk, vec2<f32>(a.w, b.w));
+    }
+    return sums;
+}

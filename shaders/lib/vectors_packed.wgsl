@@ -1,0 +1,33 @@
+// Four channels of a token in a packed page.
+
+// The codes of channels 4v to 4v + 3 of a row of `bits` wide codes, from the word that holds them.
+fn four_codes(word: u32, v: u32, bits: u32) -> vec4<f32> {
+    let shift = (4u * bits * v) % 32u;
+    let codes = (vec4<u32>(word) >> (vec4<u32>(0u, 1u, 2u, 3u) * bits + shift)) & vec4<u32>((1u << bits) - 1u);
+    return vec4<f32>(codes);
+}
+
+fn key_vector(split: Split, head: u32, token: u32, v: u32) -> vec4<f32> {
+    let first = head_words(split, head, token);
+    let in_block = token % GROUP;
+    if (KEY_BITS == 16u) {
+        let f = PACKED_FORMAT;
+        return vec4<f32>(
+            pair(f, slab[first + 2u * v * GROUP + in_block]), pair(f, slab[first + (2u * v + 1u) * GROUP + in_block]));
+    }
+    let word = slab[first + (4u * KEY_BITS * v / 32u) * GROUP + in_block];
+    let p = slab4[(first + KEY_PARAMS) / 4u + v];
+    return fma(four_codes(word, v, KEY_BITS), scales(p), minima(p));
+}
+
+fn value_vector(split: Split, head: u32, token: u32, v: u32) -> vec4<f32> {
+    let first = head_words(split, head, token);
+    let in_block = token % GROUP;
+    let row = first + VALUE_CODES + in_block * VALUE_ROW_WORDS;
+    if (VALUE_BITS == 16u) {
+        let f = PACKED_FORMAT;
+        return vec4<f32>(pair(f, slab[row + 2u * v]), pair(f, slab[row + 2u * v + 1u]));
+    }
+    let param = unpack2x16float(slab[first + VALUE_PARAMS + in_block * VALUE_GROUPS + 4u * v / VALUE_GROUP]);
+    return fma(four_codes(slab[row + 4u * VALUE_BITS * v / 32u], v, VALUE_BITS), vec4<f32>(param.x), vec4<f32>(param.y));
+}

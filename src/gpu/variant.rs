@@ -1,0 +1,93 @@
+//! The variants of the attention kernels, and which of them a device can run.
+
+use crate::format::Bits;
+use crate::geometry::Geometry;
+
+/// How attention over the packed history is computed. Words and state are the same in all variants; outputs differ by rounding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Variant {
+    /// f32 arithmetic and workgroup memory: runs on every WebGPU device, with every configuration.
+    Portable,
+    /// f32 arithmetic in clusters of 4 or 8 invocations that exchange data by subgroup shuffles, without workgroup memory or barriers. For a
+    /// head_dim of 64 or 128, groups of at least `head_dim / 4` tokens and at most 4 value groups per token, on devices with
+    /// [`wgpu::Features::SUBGROUP`] whose subgroups have at least `head_dim / 16` invocations.
+    Subgroups,
+    /// Logits of decode steps by integer dot products (`dot4I8Packed`), with the queries times the scales rounded to 8 bits per row and block; the rest
+    /// as [`Variant::Portable`]. For 2 and 4-bit keys and a head_dim that is a multiple of 16. On the activations in tests/data with 2-bit keys
+    /// and values the rounding moves a row of the output by 0.3 % of its norm on average and by up to 6 %, where 2 bits have moved it by 13 %.
+    IntegerDot,
+}
+
+impl Variant {
+    /// All variants.
+    pub const ALL: [Variant; 3] = [Variant::Portable, Variant::Subgroups, Variant::IntegerDot];
+
+    /// Features that it needs.
+    pub fn features(self) -> wgpu::Features {
+        match self {
+            Variant::Portable | Variant::IntegerDot => wgpu::Features::empty(),
+            Variant::Subgroups => wgpu::Features::SUBGROUP,
+        }
+    }
+
+    /// Whether it has kernels for this geometry; if not, what it needs.
+    pub fn supports(self, g: &Geometry) -> Result<(), &'static str> {
+        let l = &g.layout;
+        match self {
+            Variant::Portable => Ok(()),
+            Variant::Subgroups if ![64, 128].contains(&l.head_dim) => Err("head_dim = 64 or 128"),
+            Variant::Subgroups if l.group < l.head_dim / 4 => Err("group_size >= head_dim / 4"),
+            Variant::Subgroups if l.value_groups() > 4 => Err("value_group_size >= head_dim / 4"),
+            Variant::Subgroups => Ok(()),
+            Variant::IntegerDot if ![Bits::Two, Bits::Four].contains(&l.key_bits) => {
+                Err("keys of 2 or 4 bits")
+            }
+            Variant::IntegerDot if !l.head_dim.is_multiple_of(16) => {
+                Err("a head_dim that is a multiple of 16")
+            }
+            Variant::IntegerDot => Ok(()),
+        }
+    }
+
+    /// Whether `device` can run it with this geometry; if not, what is missing.
+    pub(super) fn available(self, device: &wgpu::Device, g: &Geometry) -> Result<(), &'static str> {
+        self.supports(g)?;
+        if !device.features().contains(self.features()) {
+            return Err("a device with the features that Variant::features names");
+        }
+        if self == Variant::Subgroups && device.adapter_info().subgroup_min_size < lanes(g) {
+            return Err("an adapter whose smallest subgroup has head_dim / 16 invocations");
+        }
+        Ok(())
+    }
+
+    /// The variant to run on `device` unless the host chose one.
+    pub(super) fn pick(device: &wgpu::Device, g: &Geometry) -> Variant {
+        let wanted = Variant::preferred(&device.adapter_info(), g);
+        if wanted.available(device, g).is_ok() { wanted } else { Variant::Portable }
+    }
+
+    /// The variant that pays on an adapter.
+    ///
+    /// `Subgroups` keeps the whole state of its rows in registers, which pays where workgroup memory and barriers are slow: on software adapters. GPUs
+    /// have not the registers. `IntegerDot` pays on GPUs with integer dot products in hardware, which are those of AMD, Intel and NVIDIA. It is
+    /// preferred for 2-bit keys only: the error that it adds is small against theirs, but not against that of 4-bit keys.
+    pub fn preferred(adapter: &wgpu::AdapterInfo, g: &Geometry) -> Variant {
+        const AMD: u32 = 0x1002;
+        const INTEL: u32 = 0x8086;
+        const NVIDIA: u32 = 0x10de;
+        if adapter.device_type == wgpu::DeviceType::Cpu {
+            Variant::Subgroups
+        } else if g.layout.key_bits == Bits::Two && [AMD, INTEL, NVIDIA].contains(&adapter.vendor) {
+            Variant::IntegerDot
+        } else {
+            Variant::Portable
+        }
+    }
+}
+
+/// Invocations of a cluster: each owns 16 channels.
+pub(super) fn lanes(g: &Geometry) -> u32 {
+    g.layout.head_dim / 16
+}

@@ -1,0 +1,185 @@
+//! Every variant of the attention kernels that the device can run, against the f64 oracle, each within its own tolerance.
+
+use crate::support::{Pair, device, full};
+use kivi_wgpu::gpu::KvCacheOptions;
+use kivi_wgpu::{
+    Bits, CacheConfig, Dtype, Error, Geometry, KvCache, LayerAttention, SequenceStep, Variant, wgpu,
+};
+
+/// Tolerance of [`Variant::IntegerDot`] on standard normal data with outliers among the values, relative to the norm of the output row; on average a
+/// tenth of it.
+const INTEGER_DOT_NOISE: f64 = 0.3;
+
+/// A pair for each variant but the portable one, which the other tests use; those that the device lacks are named on stderr.
+fn pairs(config: &CacheConfig) -> Vec<Pair> {
+    let g = Geometry::new(config, 128 << 20).unwrap();
+    let others = Variant::ALL.into_iter().filter(|v| *v != Variant::Portable && v.supports(&g).is_ok());
+    others
+        .filter_map(|variant| match Pair::with_variant(config, variant) {
+            Ok(mut pair) => {
+                if variant == Variant::IntegerDot {
+                    // Standard normal keys and queries: rounding queries to 8 bits moves each logit by about 0.02.
+                    (pair.key_outlier, pair.noise) = (1.0, INTEGER_DOT_NOISE);
+                }
+                Some(pair)
+            }
+            Err(Error::VariantUnavailable { needed, .. }) => {
+                eprintln!("skipped: {variant:?} needs {needed}");
+                None
+            }
+            Err(other) => panic!("{other}"),
+        })
+        .collect()
+}
+
+fn decode_and_extend(config: &CacheConfig, tokens: u32, prepare: impl Fn(&mut Pair)) {
+    for mut pair in pairs(config) {
+        prepare(&mut pair);
+        let s = pair.create_sequence();
+        pair.fill(s, tokens);
+        pair.step(&[SequenceStep::decode(s)]);
+        pair.step(&[SequenceStep::extend(s, 3)]);
+        pair.step(&[SequenceStep::extend(s, 7)]);
+        pair.step(&[SequenceStep::extend(s, 50)]);
+        pair.check_state(s);
+    }
+}
+
+#[test]
+fn every_width_and_group() {
+    for (i, head_dim) in [64, 128].into_iter().enumerate() {
+        for (j, key_bits) in Bits::ALL.into_iter().enumerate() {
+            for (k, value_bits) in Bits::ALL.into_iter().enumerate() {
+                if !full() && (i + j + k) % Bits::ALL.len() != 0 {
+                    continue;
+                }
+                for group in [16, 32, 64, 128] {
+                    let config = CacheConfig::new(1, 8, 2, head_dim)
+                        .with_group_size(group)
+                        .with_bits(key_bits, value_bits)
+                        .with_residual_window(32);
+                    decode_and_extend(&config, 600, |_| {});
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_head_ratio() {
+    for ratio in [1, 2, 3, 4, 5, 8, 16] {
+        let config = CacheConfig::new(1, 3 * ratio, 3, 128).with_residual_window(0).with_sink_tokens(3);
+        decode_and_extend(&config, 700, |_| {});
+    }
+}
+
+#[test]
+fn every_input_and_layout() {
+    for input in Dtype::ALL {
+        decode_and_extend(&CacheConfig::new(1, 4, 1, 64), 300, |pair| pair.input = input);
+    }
+}
+
+#[test]
+fn sliding_windows_soft_caps_and_sinks() {
+    let attention = [(None, None), (Some(1), Some(5.0)), (Some(100), None), (Some(301), Some(0.3))]
+        .map(|(sliding_window, soft_cap)| LayerAttention { sliding_window, soft_cap, ..Default::default() });
+    let config = CacheConfig::new(4, 8, 2, 128).with_layer_attention(attention.to_vec());
+    decode_and_extend(&config.with_residual_window(40), 650, |pair| {
+        pair.sink_logits = vec![0.5, -3.0, 2.0, 30.0, 0.0, 1.0, -200.0, 4.0];
+    });
+}
+
+#[test]
+fn huge_logits() {
+    decode_and_extend(&CacheConfig::new(1, 4, 1, 64), 500, |pair| {
+        if pair.gpu.variant() == Variant::IntegerDot {
+            // Its error is relative to the logits: their softmax is only required to be one.
+            pair.noise = 2.0;
+        }
+        pair.key_scale = 150.0;
+    });
+}
+
+#[test]
+fn thousands_of_decode_steps() {
+    for mut pair in pairs(&CacheConfig::new(1, 2, 1, 64).with_residual_window(16).with_group_size(16)) {
+        let s = pair.create_sequence();
+        for _ in 0..1000 {
+            pair.step(&[SequenceStep::decode(s)]);
+        }
+        let mean = pair.mean_error();
+        assert!(mean <= pair.noise.max(1e-4) / 10.0, "{:?}: {mean}", pair.gpu.variant());
+    }
+}
+
+/// Row b of a batch equals b alone to the bit, with pages elsewhere and a scratch that holds one head at a time.
+#[test]
+fn batches_do_not_change_a_bit() {
+    let base = CacheConfig::new(1, 8, 2, 128).with_max_sequences(2).with_max_batch_tokens(600);
+    for mut pair in pairs(&base) {
+        let mut alone =
+            Pair::with_variant(&base.clone().with_max_scratch_bytes(1), pair.gpu.variant()).unwrap();
+        alone.noise = pair.noise;
+        let ids = [pair.create_sequence(), pair.create_sequence()];
+        let lone = [alone.create_sequence(), alone.create_sequence()];
+        for (a, b) in [(500, 90), (1, 400), (300, 7), (1, 1)] {
+            let steps = [SequenceStep::extend(ids[0], a), SequenceStep::extend(ids[1], b)];
+            let tensors = pair.tensors(&steps);
+            let together = pair.step_with(&steps, &tensors);
+            let mut rows = tensors[0].split(&[a, b]).into_iter();
+            let mut outputs = together[0].as_slice();
+            for (n, sequence) in [a, b].into_iter().zip(lone) {
+                let out = alone.step_with(&[SequenceStep::extend(sequence, n)], &[rows.next().unwrap()]);
+                let (own, rest) = outputs.split_at(out[0].len());
+                assert!(own == out[0], "{sequence}");
+                outputs = rest;
+            }
+        }
+    }
+}
+
+#[test]
+fn variants_can_be_chosen_and_refused() {
+    let (device, queue) = device();
+    let build = |config: &CacheConfig, variant| {
+        let options = KvCacheOptions::default().with_variant(variant);
+        KvCache::with_options_blocking(device, queue, config, &options).map(|cache| cache.variant())
+    };
+    let config = CacheConfig::new(1, 4, 1, 64);
+    for variant in Variant::ALL {
+        match build(&config, variant) {
+            Ok(built) => assert_eq!(built, variant),
+            Err(Error::VariantUnavailable { needed, .. }) => {
+                eprintln!("skipped: {variant:?} needs {needed}");
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+    let odd = build(&CacheConfig::new(1, 4, 1, 72), Variant::Subgroups).unwrap_err();
+    assert!(odd.to_string().contains("head_dim = 64 or 128"), "{odd}");
+
+    // Without the features there is only the portable variant.
+    let plain = crate::support::device_with(wgpu::Features::empty(), wgpu::Limits::default());
+    let cache = KvCache::new_blocking(&plain.0, &plain.1, &config).unwrap();
+    assert_eq!(cache.variant(), Variant::Portable);
+}
+
+/// What is chosen where, as far as it does not depend on this machine.
+#[test]
+fn the_preferred_variant_of_each_kind_of_adapter() {
+    let mut info = device().0.adapter_info();
+    let geometry =
+        |bits| Geometry::new(&CacheConfig::new(1, 4, 1, 64).with_bits(bits, Bits::Two), 128 << 20).unwrap();
+    for (device_type, vendor, bits, expected) in [
+        (wgpu::DeviceType::Cpu, 0x10005, Bits::Two, Variant::Subgroups),
+        (wgpu::DeviceType::DiscreteGpu, 0x1002, Bits::Two, Variant::IntegerDot),
+        (wgpu::DeviceType::IntegratedGpu, 0x8086, Bits::Two, Variant::IntegerDot),
+        (wgpu::DeviceType::DiscreteGpu, 0x10de, Bits::Two, Variant::IntegerDot),
+        (wgpu::DeviceType::DiscreteGpu, 0x10de, Bits::Four, Variant::Portable),
+        (wgpu::DeviceType::IntegratedGpu, 0x106b, Bits::Two, Variant::Portable),
+    ] {
+        (info.device_type, info.vendor) = (device_type, vendor);
+        assert_eq!(Variant::preferred(&info, &geometry(bits)), expected, "{device_type:?} {vendor:#x}");
+    }
+}
