@@ -283,7 +283,12 @@ fn previous_power_of_two(n: u32) -> u32 {
 /// The constants of a pass.
 fn prelude(pass: Pass, g: &Geometry, variant: Variant) -> String {
     let l = &g.layout;
-    let mut text = String::from("// Generated: constants of this cache's geometry.\n");
+    let mut text = String::new();
+    // Browsers want it, naga refuses it.
+    if variant.features().contains(wgpu::Features::SUBGROUP) && cfg!(target_arch = "wasm32") {
+        text.push_str("enable subgroups;\n");
+    }
+    text.push_str("// Generated: constants of this cache's geometry.\n");
     let mut u = |name: &str, value: u32| {
         let _ = writeln!(text, "const {name}: u32 = {value}u;");
     };
