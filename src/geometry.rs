@@ -318,7 +318,8 @@ impl Geometry {
     /// Whether the attention of a sequence with `queries` queries in a step has one partial result per row, as long chunks have, instead of one per
     /// split.
     ///
-    /// Like [`Self::row_tile`] it depends on nothing else, so that a row's sums run in the same order in every batch and on every adapter.
+    /// Like [`Self::row_tile`] it depends on nothing else, so that with one variant of the kernels a row's sums run in the same
+    /// order in every batch and on every adapter.
     pub fn folds(&self, queries: u32) -> bool {
         queries > MAX_SPLIT_QUERIES
             && queries * self.heads_per_group > self.tile_within(MAX_ROW_TILE, MAX_TILE_ELEMENTS)

@@ -42,7 +42,7 @@
 //! # What is where
 //!
 //! - [`CacheConfig`]: what a user chooses. [`Geometry`]: every size that follows.
-//! - [`KvCache`], [`Step`], [`LayerIo`]: the cache on a GPU (feature `wgpu`, on by default).
+//! - [`KvCache`], [`Step`], [`LayerIo`]: the cache on a GPU (feature `wgpu`, on by default). [`Variant`]: which attention kernels it runs.
 //! - [`mod@format`]: the block format and the bit-exact quantizer; [`format::cache_bytes`] is the memory calculator.
 //! - [`plan`]: the state machine, free of GPU types. [`oracle`]: the same cache on the CPU, readable rather than fast.
 //!

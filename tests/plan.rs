@@ -30,6 +30,14 @@ impl Names {
             assert!(write.slot.index() < limit);
             self.cells.insert(write.slot, input[write.row as usize]);
         }
+        // What an executor uploads: the work lists, and 256 bytes of parameters per pass.
+        let lists = plan.slots.len() + 2 * plan.writes.len() + 2 * plan.packs.len() + 6 * plan.tiles.len();
+        let attention = 5 * plan.items.len() + 3 * plan.splits.len() + 5 * plan.runs.len();
+        let passes_of = |round: &Round| 2 + round.history.len() + round.fold.len();
+        let passes = 1 + plan.rounds.iter().map(passes_of).sum::<usize>() + 2 * plan.pack_slabs.len();
+        let bytes = 4 * (lists + attention) + 256 * passes;
+        assert!(bytes as u64 <= self.g.plan_bytes(), "{bytes} bytes of plan, {}", self.g.plan_bytes());
+
         let seen = self.attend(plan);
         let mut covered = 0;
         for range in &plan.pack_slabs {

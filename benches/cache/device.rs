@@ -28,10 +28,12 @@ impl Device {
         pollster::block_on(async {
             let wanted = std::env::var("KIVI_ADAPTER").unwrap_or_default().to_lowercase();
             let all = instance.enumerate_adapters(wgpu::Backends::all()).await;
-            let named = all.into_iter().find(|a| a.get_info().name.to_lowercase().contains(&wanted));
-            let adapter = match named {
-                Some(adapter) if !wanted.is_empty() => adapter,
-                _ => instance.request_adapter(&Default::default()).await.expect("an adapter"),
+            let adapter = if wanted.is_empty() {
+                instance.request_adapter(&Default::default()).await.expect("an adapter")
+            } else {
+                let mut all = all.into_iter();
+                let named = all.find(|a| a.get_info().name.to_lowercase().contains(&wanted));
+                named.unwrap_or_else(|| panic!("no adapter is named like {wanted:?}"))
             };
             let features = KvCache::optional_features() | wgpu::Features::TIMESTAMP_QUERY;
             let descriptor = wgpu::DeviceDescriptor {

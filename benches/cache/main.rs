@@ -45,6 +45,35 @@ fn selection(filtered: bool) -> Vec<(Operation, Shape)> {
     entries
 }
 
+/// Whether the command line names benchmarks, which are its arguments that are neither options nor their values.
+fn has_filter(arguments: impl Iterator<Item = String>) -> bool {
+    const FLAGS: [&str; 12] = [
+        "--bench",
+        "--test",
+        "--list",
+        "--quiet",
+        "--verbose",
+        "-v",
+        "--noplot",
+        "-n",
+        "--exact",
+        "--ignored",
+        "--quick",
+        "--discard-baseline",
+    ];
+    let mut value_follows = false;
+    for argument in arguments {
+        if std::mem::take(&mut value_follows) {
+            continue;
+        }
+        if !argument.starts_with('-') {
+            return true;
+        }
+        value_follows = !argument.contains('=') && !FLAGS.contains(&argument.as_str());
+    }
+    false
+}
+
 fn main() {
     let _ = env_logger::try_init();
     let device = Device::open();
@@ -55,7 +84,7 @@ fn main() {
         .measurement_time(Duration::from_secs(2))
         .without_plots()
         .configure_from_args();
-    let filtered = std::env::args().skip(1).any(|a| !a.starts_with('-'));
+    let filtered = has_filter(std::env::args().skip(1));
     for (operation, shape) in selection(filtered) {
         let name = format!("{operation:?}").to_lowercase();
         let mut group = criterion.benchmark_group(format!("{name}/{}", shape.id()));

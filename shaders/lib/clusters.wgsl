@@ -4,7 +4,7 @@
 // A cluster of LANES invocations reads the splits of a run for one KV head and KEY_ROWS rows from end to end, UNIT tokens at a time. For keys and
 // values a lane owns 16 channels, for the softmax four tokens of the unit; the running maximum is that of the unit or of any before it. Every
 // load is a vec4 of which all is used. It needs one subgroup to hold a cluster, and the invocations of a workgroup numbered as their subgroups
-// are, which holds for one-dimensional workgroups on every known driver.
+// are: the host runs lane_order.wgsl before it chooses these kernels.
 
 @group(1) @binding(2) var<storage, read> host_queries4: array<vec4<u32>>;
 

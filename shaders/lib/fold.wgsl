@@ -139,16 +139,17 @@ fn row_sum(x: vec4<f32>, local: u32) -> vec4<f32> {
     return sum;
 }
 
-fn scale_sums(sums: ptr<function, TileSums>, s: vec4<f32>) {
-    (*sums).a0 *= s.x;
-    (*sums).a1 *= s.y;
-    (*sums).a2 *= s.z;
-    (*sums).a3 *= s.w;
+// Joins the sums of a key tile to those of the tokens before. One long chain of additions would lose digits with the square root of the context.
+fn join_sums(sums: ptr<function, TileSums>, s: vec4<f32>, part: TileSums) {
+    (*sums).a0 = fma((*sums).a0, vec4<f32>(s.x), part.a0);
+    (*sums).a1 = fma((*sums).a1, vec4<f32>(s.y), part.a1);
+    (*sums).a2 = fma((*sums).a2, vec4<f32>(s.z), part.a2);
+    (*sums).a3 = fma((*sums).a3, vec4<f32>(s.w), part.a3);
     if (OUTPUTS_EACH > 1u) {
-        (*sums).b0 *= s.x;
-        (*sums).b1 *= s.y;
-        (*sums).b2 *= s.z;
-        (*sums).b3 *= s.w;
+        (*sums).b0 = fma((*sums).b0, vec4<f32>(s.x), part.b0);
+        (*sums).b1 = fma((*sums).b1, vec4<f32>(s.y), part.b1);
+        (*sums).b2 = fma((*sums).b2, vec4<f32>(s.z), part.b2);
+        (*sums).b3 = fma((*sums).b3, vec4<f32>(s.w), part.b3);
     }
 }
 
@@ -264,8 +265,9 @@ fn fold_run(group: vec3<u32>, local: u32) {
                 weights += q;
             }
             total *= shrink;
-            scale_sums(&sums, shrink);
-            add_values(&sums, split, head, token, row_group, column, local);
+            var part: TileSums;
+            add_values(&part, split, head, token, row_group, column, local);
+            join_sums(&sums, shrink, part);
         }
         // At the end of each split, not of the run, so that where runs end changes no bit.
         total += row_sum(weights, local);

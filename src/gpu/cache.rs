@@ -87,8 +87,8 @@ pub struct KvCache {
 impl KvCache {
     /// An empty cache on the host's device.
     ///
-    /// Allocates everything that the configuration can need. The kernels' arithmetic is checked by packing a few adversarial groups, for which one
-    /// small command buffer is submitted to `queue`.
+    /// Allocates everything that the configuration can need. The kernels' arithmetic is checked by packing a few adversarial groups, and
+    /// where subgroup kernels are wanted the order of a workgroup's invocations, for which small command buffers are submitted to `queue`.
     ///
     /// # Errors
     /// An invalid configuration, a device limit that is too low, [`Error::OutOfMemory`], [`Error::Arithmetic`].
@@ -103,7 +103,7 @@ impl KvCache {
     /// As [`Self::new`], with options.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// As [`Self::new`], and [`Error::VariantUnavailable`]; with a warm-up, [`Error::Device`] if a pipeline cannot be built.
     pub async fn with_options(
         device: &wgpu::Device,
         queue: &wgpu::Queue,
@@ -131,7 +131,7 @@ impl KvCache {
     /// As [`Self::with_options`]; blocks until the self-test has run.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// As [`Self::with_options`].
     #[cfg(not(target_arch = "wasm32"))]
     pub fn with_options_blocking(
         device: &wgpu::Device,
@@ -199,15 +199,7 @@ impl KvCache {
             other => other,
         })?;
         check_limits(&g, &limits)?;
-        let variant = match options.variant {
-            None => Variant::pick(device, &g),
-            Some(variant) => match variant.available(device, &g) {
-                Ok(()) => variant,
-                Err(needed) => {
-                    return Err(Error::VariantUnavailable { variant: format!("{variant:?}"), needed });
-                }
-            },
-        };
+        let variant = Variant::choose(options.variant, device, queue, &g).await?;
 
         use wgpu::BufferUsages as Usage;
         let storage = Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST;
@@ -320,7 +312,7 @@ impl KvCache {
     /// [`Step::finish`]; a step that is dropped instead changes nothing. Encoders must be submitted in the order recorded.
     ///
     /// # Errors
-    /// What is wrong with the request, see [`Planner::plan_step`].
+    /// What is wrong with the request, see [`Planner::plan_step`]; [`Error::OutOfMemory`] for the upload, [`Error::Device`] if a pipeline cannot be built.
     pub fn begin_step<'a>(
         &'a mut self,
         encoder: &mut wgpu::CommandEncoder,
@@ -388,7 +380,7 @@ fn check_limits(g: &Geometry, limits: &wgpu::Limits) -> Result<(), Error> {
     let buffers = u64::from(limits.max_storage_buffers_per_shader_stage);
     need("max_storage_buffers_per_shader_stage", buffers, 8, what, other)?;
     let memory = u64::from(limits.max_compute_workgroup_storage_size);
-    let least = u64::from(workgroup_bytes(g));
+    let least = u64::from(workgroup_bytes(g, Variant::Portable));
     need(
         "max_compute_workgroup_storage_size",
         memory,

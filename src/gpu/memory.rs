@@ -4,7 +4,7 @@ use crate::geometry::Geometry;
 
 /// Bytes of a cache's GPU buffers, as allocated.
 ///
-/// Not counted: the recycled upload buffer of each step that has not been executed (a few KiB), and 64 bytes per [`LayerBinding`](super::LayerBinding).
+/// Not counted: the recycled upload buffer of each step that has not been executed (a few KiB), and 96 bytes per [`LayerBinding`](super::LayerBinding).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryUsage {
     /// Packed pages, all layers.

@@ -4,6 +4,7 @@ mod binding;
 mod buffers;
 mod cache;
 mod io;
+mod lane_order;
 mod memory;
 mod pipelines;
 mod read;

@@ -130,7 +130,7 @@ impl KvCache {
 }
 
 /// Waits until `buffer` is mapped for reading. On native it polls the device; in browsers the callback wakes it.
-async fn mapped(device: &wgpu::Device, buffer: &wgpu::Buffer) -> Result<(), Error> {
+pub(super) async fn mapped(device: &wgpu::Device, buffer: &wgpu::Buffer) -> Result<(), Error> {
     type Shared = (Option<Result<(), wgpu::BufferAsyncError>>, Option<std::task::Waker>);
     let shared: Arc<Mutex<Shared>> = Arc::default();
     let from_callback = shared.clone();

@@ -139,6 +139,22 @@ impl Pass {
     }
 }
 
+/// The check that the adapter numbers a workgroup's invocations as the cluster kernels need.
+pub(super) fn lane_order(g: &Geometry) -> ShaderSource {
+    let mut source = ShaderSource { text: String::new(), pieces: Vec::new() };
+    let constants =
+        format!("const WORKGROUP: u32 = {CLUSTER_WORKGROUP}u;\nconst LANES: u32 = {}u;\n", lanes(g));
+    source.push("prelude", &(String::from(enable_line(Variant::Subgroups)) + &constants));
+    source.push("lane_order.wgsl", include_str!("../../shaders/lane_order.wgsl"));
+    source
+}
+
+/// Browsers want it, naga refuses it.
+fn enable_line(variant: Variant) -> &'static str {
+    let subgroups = variant.features().contains(wgpu::Features::SUBGROUP);
+    if subgroups && cfg!(target_arch = "wasm32") { "enable subgroups;\n" } else { "" }
+}
+
 /// An assembled shader that knows which file each line came from.
 #[derive(Debug, Clone)]
 pub struct ShaderSource {
@@ -215,7 +231,7 @@ impl AttendShape {
 }
 
 /// Invocations of a workgroup of clusters.
-const CLUSTER_WORKGROUP: u32 = 32;
+pub(super) const CLUSTER_WORKGROUP: u32 = 32;
 
 /// Workgroups in y of a pass whose work is divided by KV heads.
 pub(super) fn attend_groups(g: &Geometry, variant: Variant, pass: Pass, heads: u32) -> u32 {
@@ -268,9 +284,17 @@ impl FoldShape {
     }
 }
 
-/// Bytes of workgroup memory that the largest attention variant of this geometry uses.
-pub(crate) fn workgroup_bytes(g: &Geometry) -> u32 {
-    let attention = g.split_tiles().into_iter().map(|rows| 16 * AttendShape::new(g, rows).sh_vecs);
+/// Whether any kernel of this geometry would use integer dot products.
+pub(super) fn any_dot_fits(g: &Geometry) -> bool {
+    g.split_tiles().into_iter().any(|rows| dot_fits(g, rows))
+}
+
+/// Bytes of workgroup memory that the largest kernel of this geometry and variant uses.
+pub(super) fn workgroup_bytes(g: &Geometry, variant: Variant) -> u32 {
+    let attention = g.split_tiles().into_iter().map(|rows| {
+        let dots = variant == Variant::IntegerDot && dot_fits(g, rows);
+        16 * AttendShape::new(g, rows).sh_vecs + if dots { dot_bytes(g, rows) } else { 0 }
+    });
     let values = 4 * g.layout.group * g.layout.value_groups();
     let fold = if g.may_fold() { 16 * FoldShape::new(g).sh_vecs } else { 0 };
     attention.max().unwrap_or(0).max(values).max(fold)
@@ -283,11 +307,7 @@ fn previous_power_of_two(n: u32) -> u32 {
 /// The constants of a pass.
 fn prelude(pass: Pass, g: &Geometry, variant: Variant) -> String {
     let l = &g.layout;
-    let mut text = String::new();
-    // Browsers want it, naga refuses it.
-    if variant.features().contains(wgpu::Features::SUBGROUP) && cfg!(target_arch = "wasm32") {
-        text.push_str("enable subgroups;\n");
-    }
+    let mut text = String::from(enable_line(variant));
     text.push_str("// Generated: constants of this cache's geometry.\n");
     let mut u = |name: &str, value: u32| {
         let _ = writeln!(text, "const {name}: u32 = {value}u;");

@@ -1,5 +1,8 @@
 //! The variants of the attention kernels, and which of them a device can run.
 
+use super::lane_order::is_linear;
+use super::shaders::{any_dot_fits, workgroup_bytes};
+use crate::error::Error;
 use crate::format::Bits;
 use crate::geometry::Geometry;
 
@@ -14,7 +17,9 @@ pub enum Variant {
     /// [`wgpu::Features::SUBGROUP`] whose subgroups have at least `head_dim / 16` invocations.
     Subgroups,
     /// Logits of decode steps by integer dot products (`dot4I8Packed`), with the queries times the scales rounded to 8 bits per row and block; the rest
-    /// as [`Variant::Portable`]. For 2 and 4-bit keys and a head_dim that is a multiple of 16. On the activations in tests/data with 2-bit keys
+    /// as [`Variant::Portable`]. For 2 and 4-bit keys and a head_dim that is a multiple of 16;
+    /// in tiles of more rows than workgroup memory holds (about 8: several new tokens, or more than 8 query heads per KV head) and in long chunks
+    /// keys are as in `Portable`. On the activations in tests/data with 2-bit keys
     /// and values the rounding moves a row of the output by 0.3 % of its norm on average and by up to 6 %, where 2 bits have moved it by 13 %.
     IntegerDot,
 }
@@ -46,6 +51,7 @@ impl Variant {
             Variant::IntegerDot if !l.head_dim.is_multiple_of(16) => {
                 Err("a head_dim that is a multiple of 16")
             }
+            Variant::IntegerDot if !any_dot_fits(g) => Err("at most 8 query heads per KV head"),
             Variant::IntegerDot => Ok(()),
         }
     }
@@ -56,30 +62,47 @@ impl Variant {
         if !device.features().contains(self.features()) {
             return Err("a device with the features that Variant::features names");
         }
+        if workgroup_bytes(g, self) > device.limits().max_compute_workgroup_storage_size {
+            return Err("a device with 16 KiB of workgroup memory");
+        }
         if self == Variant::Subgroups && device.adapter_info().subgroup_min_size < lanes(g) {
             return Err("an adapter whose smallest subgroup has head_dim / 16 invocations");
         }
         Ok(())
     }
 
-    /// The variant to run on `device` unless the host chose one.
-    pub(super) fn pick(device: &wgpu::Device, g: &Geometry) -> Variant {
-        let wanted = Variant::preferred(&device.adapter_info(), g);
-        if wanted.available(device, g).is_ok() { wanted } else { Variant::Portable }
+    /// The variant to run on `device`: the one that the host `chose`, else the preferred one where it can run.
+    pub(super) async fn choose(
+        chose: Option<Variant>,
+        device: &wgpu::Device,
+        queue: &wgpu::Queue,
+        g: &Geometry,
+    ) -> Result<Variant, Error> {
+        let wanted = chose.unwrap_or_else(|| Variant::preferred(&device.adapter_info(), g));
+        let mut available = wanted.available(device, g);
+        if wanted == Variant::Subgroups && available.is_ok() && !is_linear(device, queue, g).await? {
+            available = Err("an adapter that numbers a workgroup's invocations subgroup by subgroup");
+        }
+        match (available, chose) {
+            (Ok(()), _) => Ok(wanted),
+            (Err(_), None) => Ok(Variant::Portable),
+            (Err(needed), Some(_)) => {
+                Err(Error::VariantUnavailable { variant: format!("{wanted:?}"), needed })
+            }
+        }
     }
 
     /// The variant that pays on an adapter.
     ///
     /// `Subgroups` keeps the whole state of its rows in registers, which pays where workgroup memory and barriers are slow: on software adapters. GPUs
-    /// have not the registers. `IntegerDot` pays on GPUs with integer dot products in hardware, which are those of AMD, Intel and NVIDIA. It is
-    /// preferred for 2-bit keys only: the error that it adds is small against theirs, but not against that of 4-bit keys.
+    /// have not the registers. `IntegerDot` takes 5.1 instead of 8.0 vector instructions per element on AMD's compiler; on other vendors' GPUs it has
+    /// not been measured, and a host has to choose it. It is preferred for 2-bit keys only: the error that it adds is small against theirs, but
+    /// not against that of 4-bit keys.
     pub fn preferred(adapter: &wgpu::AdapterInfo, g: &Geometry) -> Variant {
         const AMD: u32 = 0x1002;
-        const INTEL: u32 = 0x8086;
-        const NVIDIA: u32 = 0x10de;
         if adapter.device_type == wgpu::DeviceType::Cpu {
             Variant::Subgroups
-        } else if g.layout.key_bits == Bits::Two && [AMD, INTEL, NVIDIA].contains(&adapter.vendor) {
+        } else if g.layout.key_bits == Bits::Two && adapter.vendor == AMD {
             Variant::IntegerDot
         } else {
             Variant::Portable

@@ -1,7 +1,7 @@
 //! Attention against the f64 oracle.
 
 use crate::support::{Pair, full};
-use kivi_wgpu::{Bits, CacheConfig, Dtype, LayerAttention, SequenceStep, Variant};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, Error, LayerAttention, SequenceStep, Variant};
 
 fn config(query_heads: u32, kv_heads: u32, head_dim: u32) -> CacheConfig {
     CacheConfig::new(1, query_heads, kv_heads, head_dim)
@@ -42,8 +42,12 @@ fn prompts_in_chunks() {
     let config = config(2, 1, 64).with_residual_window(64).with_max_step(4096).with_capacity(4200);
     let mut states = Vec::new();
     for chunk in [1, 7, 64, 512, 4096] {
-        let fast = Pair::with_variant(&config, Variant::Subgroups).ok().filter(|_| chunk < 64 || full());
-        let mut pair = fast.unwrap_or_else(|| Pair::new(&config));
+        let fast = chunk < 64 || full();
+        let mut pair = match Pair::with_variant(&config, Variant::Subgroups) {
+            Ok(pair) if fast => pair,
+            Ok(_) | Err(Error::VariantUnavailable { .. }) => Pair::new(&config),
+            Err(other) => panic!("{other}"),
+        };
         let s = pair.create_sequence();
         let all = pair.tensors(&[SequenceStep::extend(s, 4096)]).remove(0);
         let chunks = vec![chunk; 4096 / chunk as usize];

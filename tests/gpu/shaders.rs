@@ -6,15 +6,18 @@ use std::mem::{offset_of, size_of};
 
 fn geometries() -> Vec<Geometry> {
     let mut out = Vec::new();
-    for head_dim in [8, 64, 72, 80, 96, 128, 136, 256, 512] {
+    for head_dim in [8, 24, 64, 72, 80, 96, 128, 136, 256, 264, 512] {
         for (query_heads, kv_heads) in [(1, 1), (7, 1), (8, 2), (16, 1)] {
             for bits in Bits::ALL {
                 let config = CacheConfig::new(1, query_heads, kv_heads, head_dim)
                     .with_bits(bits, bits)
-                    .with_group_size(if bits == Bits::Four { 16 } else { 128 })
+                    .with_group_size(if bits == Bits::Four { 16 } else { 32 })
                     .with_window_format(if bits == Bits::Two { Dtype::F16 } else { Dtype::F32 })
                     .with_zero_point(if bits == Bits::Two { ZeroPoint::Min } else { ZeroPoint::Rounded });
                 out.push(Geometry::new(&config, 128 << 20).unwrap());
+                if bits == Bits::Two {
+                    out.push(Geometry::new(&config.with_group_size(128), 128 << 20).unwrap());
+                }
             }
         }
     }
@@ -124,7 +127,8 @@ fn documented() -> Vec<String> {
 
 #[test]
 fn the_readme_lists_every_binding() {
-    let g = geometries().into_iter().find(|g| g.layout.head_dim == 64 && g.layout.group == 128).unwrap();
+    let g =
+        geometries().into_iter().find(|g| g.layout.head_dim == 64 && g.layout.key_bits == Bits::Two).unwrap();
     let mut actual: Vec<String> = Vec::new();
     for variant in Variant::ALL {
         variant.supports(&g).unwrap();

@@ -7,6 +7,7 @@ use kivi_wgpu::{
     TensorView, Variant, wgpu,
 };
 use std::cell::RefCell;
+use std::io::Write;
 use std::sync::OnceLock;
 
 /// A word that is NaN as f32, as two f16 and as two bf16.
@@ -51,6 +52,12 @@ async fn adapter() -> wgpu::Adapter {
     }
     let any = instance.request_adapter(&wgpu::RequestAdapterOptions::default()).await;
     any.expect("wgpu finds no adapter: `cargo xtask test` installs a software one on Debian and Ubuntu")
+}
+
+/// Says on stderr what the adapter cannot run, past the test harness, which would hide it.
+pub fn skipped(variant: Variant, needed: &str) {
+    let test = std::thread::current().name().unwrap_or_default().to_string();
+    let _ = writeln!(std::io::stderr(), "skipped in {test}: {variant:?} kernels need {needed}");
 }
 
 /// Whether to run full products of choices instead of pairs that cover them (`KIVI_FULL=1`).

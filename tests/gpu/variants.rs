@@ -1,6 +1,6 @@
 //! Every variant of the attention kernels that the device can run, against the f64 oracle, each within its own tolerance.
 
-use crate::support::{Pair, device, full};
+use crate::support::{Pair, device, full, skipped};
 use kivi_wgpu::gpu::KvCacheOptions;
 use kivi_wgpu::{
     Bits, CacheConfig, Dtype, Error, Geometry, KvCache, LayerAttention, SequenceStep, Variant, wgpu,
@@ -23,8 +23,8 @@ fn pairs(config: &CacheConfig) -> Vec<Pair> {
                 }
                 Some(pair)
             }
-            Err(Error::VariantUnavailable { needed, .. }) => {
-                eprintln!("skipped: {variant:?} needs {needed}");
+            Err(Error::VariantUnavailable { needed, .. }) if variant == Variant::Subgroups => {
+                skipped(variant, needed);
                 None
             }
             Err(other) => panic!("{other}"),
@@ -39,9 +39,10 @@ fn decode_and_extend(config: &CacheConfig, tokens: u32, prepare: impl Fn(&mut Pa
         pair.fill(s, tokens);
         pair.step(&[SequenceStep::decode(s)]);
         pair.step(&[SequenceStep::extend(s, 3)]);
-        pair.step(&[SequenceStep::extend(s, 7)]);
         pair.step(&[SequenceStep::extend(s, 50)]);
         pair.check_state(s);
+        let mean = pair.mean_error();
+        assert!(mean <= pair.noise.max(1e-4) / 10.0, "{:?}: {mean}", pair.gpu.variant());
     }
 }
 
@@ -53,7 +54,10 @@ fn every_width_and_group() {
                 if !full() && (i + j + k) % Bits::ALL.len() != 0 {
                     continue;
                 }
-                for group in [16, 32, 64, 128] {
+                for (l, group) in [16, 32, 64, 128].into_iter().enumerate() {
+                    if !full() && (i + j + l) % 2 != 0 {
+                        continue;
+                    }
                     let config = CacheConfig::new(1, 8, 2, head_dim)
                         .with_group_size(group)
                         .with_bits(key_bits, value_bits)
@@ -94,8 +98,8 @@ fn sliding_windows_soft_caps_and_sinks() {
 fn huge_logits() {
     decode_and_extend(&CacheConfig::new(1, 4, 1, 64), 500, |pair| {
         if pair.gpu.variant() == Variant::IntegerDot {
-            // Its error is relative to the logits: their softmax is only required to be one.
-            pair.noise = 2.0;
+            // Its error is relative to the logits, which here are large: they may move by much more than one.
+            pair.noise = 20.0;
         }
         pair.key_scale = 150.0;
     });
@@ -150,8 +154,8 @@ fn variants_can_be_chosen_and_refused() {
     for variant in Variant::ALL {
         match build(&config, variant) {
             Ok(built) => assert_eq!(built, variant),
-            Err(Error::VariantUnavailable { needed, .. }) => {
-                eprintln!("skipped: {variant:?} needs {needed}");
+            Err(Error::VariantUnavailable { needed, .. }) if variant == Variant::Subgroups => {
+                skipped(variant, needed);
             }
             Err(other) => panic!("{other}"),
         }
@@ -159,10 +163,12 @@ fn variants_can_be_chosen_and_refused() {
     let odd = build(&CacheConfig::new(1, 4, 1, 72), Variant::Subgroups).unwrap_err();
     assert!(odd.to_string().contains("head_dim = 64 or 128"), "{odd}");
 
-    // Without the features there is only the portable variant.
+    // Without the feature there are no subgroup kernels.
     let plain = crate::support::device_with(wgpu::Features::empty(), wgpu::Limits::default());
     let cache = KvCache::new_blocking(&plain.0, &plain.1, &config).unwrap();
-    assert_eq!(cache.variant(), Variant::Portable);
+    assert_ne!(cache.variant(), Variant::Subgroups);
+    let sixteen = build(&CacheConfig::new(1, 16, 1, 128), Variant::IntegerDot).unwrap_err();
+    assert!(sixteen.to_string().contains("8 query heads"), "{sixteen}");
 }
 
 /// What is chosen where, as far as it does not depend on this machine.
@@ -174,9 +180,8 @@ fn the_preferred_variant_of_each_kind_of_adapter() {
     for (device_type, vendor, bits, expected) in [
         (wgpu::DeviceType::Cpu, 0x10005, Bits::Two, Variant::Subgroups),
         (wgpu::DeviceType::DiscreteGpu, 0x1002, Bits::Two, Variant::IntegerDot),
-        (wgpu::DeviceType::IntegratedGpu, 0x8086, Bits::Two, Variant::IntegerDot),
-        (wgpu::DeviceType::DiscreteGpu, 0x10de, Bits::Two, Variant::IntegerDot),
-        (wgpu::DeviceType::DiscreteGpu, 0x10de, Bits::Four, Variant::Portable),
+        (wgpu::DeviceType::IntegratedGpu, 0x1002, Bits::Four, Variant::Portable),
+        (wgpu::DeviceType::DiscreteGpu, 0x10de, Bits::Two, Variant::Portable),
         (wgpu::DeviceType::IntegratedGpu, 0x106b, Bits::Two, Variant::Portable),
     ] {
         (info.device_type, info.vendor) = (device_type, vendor);
