@@ -3,7 +3,8 @@
 use super::buffers::buffer;
 use super::pipelines::now_or_never;
 use super::read::mapped;
-use super::shaders::{CLUSTER_WORKGROUP, lane_order};
+use super::shaders::lane_order;
+use super::shapes::CLUSTER_WORKGROUP;
 use crate::error::Error;
 use crate::geometry::Geometry;
 

@@ -10,6 +10,7 @@ mod pipelines;
 mod read;
 mod self_test;
 mod shaders;
+mod shapes;
 mod step;
 mod upload;
 mod variant;

@@ -1,6 +1,7 @@
 //! Shader assembly: a prelude of constants, the shared pieces, and the pass's own file, concatenated.
 
 use super::io::ABSENT;
+use super::shapes::{AttendShape, CLUSTER_WORKGROUP, FoldShape, cluster_rows, dot_fits};
 use super::variant::{Variant, lanes};
 use crate::format::{Bits, Dtype, ZeroPoint};
 use crate::geometry::Geometry;
@@ -187,121 +188,6 @@ impl ShaderSource {
         let piece = self.pieces.iter().rev().find(|(_, first)| *first <= line);
         piece.map_or(("prelude", line), |(name, first)| (*name, line - first + 1))
     }
-}
-
-/// How the attention of one tile is divided among the invocations of a workgroup.
-struct AttendShape {
-    key_rows: u32,
-    workgroup: u32,
-    query_vecs: u32,
-    value_rows: u32,
-    row_pairs: u32,
-    chunks: u32,
-    token_shares: u32,
-    sh_vecs: u32,
-}
-
-impl AttendShape {
-    fn new(g: &Geometry, rows: u32) -> AttendShape {
-        const QUADS: u32 = 64;
-        let padded = g.layout.head_dim.next_multiple_of(16);
-        let key_rows = cluster_rows(rows);
-        let row_groups = rows / key_rows;
-        let workgroup = QUADS * row_groups;
-        let value_rows = rows.min(2);
-        let row_pairs = rows / value_rows;
-        let chunks = padded / 16;
-        let token_shares = previous_power_of_two(workgroup / (chunks * row_pairs));
-        // Workgroup memory in vec4, by phase: see lib/attend.wgsl.
-        let logits = rows * padded / 4 + 2 * workgroup;
-        let weights = rows * QUADS;
-        let row_sums = token_shares * row_pairs + row_groups;
-        let sums = token_shares / 2 * rows * padded / 4;
-        AttendShape {
-            key_rows,
-            workgroup,
-            query_vecs: padded / 4,
-            value_rows,
-            row_pairs,
-            chunks,
-            token_shares,
-            sh_vecs: logits.max(weights).max(row_sums).max(sums),
-        }
-    }
-}
-
-/// Invocations of a workgroup of clusters.
-pub(super) const CLUSTER_WORKGROUP: u32 = 32;
-
-/// Workgroups in y of a pass whose work is divided by KV heads.
-pub(super) fn attend_groups(g: &Geometry, variant: Variant, pass: Pass, heads: u32) -> u32 {
-    let rows = match pass {
-        Pass::AttendHistory(rows) | Pass::AttendWindow(rows) => rows,
-        Pass::FoldHistory | Pass::FoldWindow => g.fold_tile(),
-        _ => return heads,
-    };
-    match variant {
-        Variant::Portable | Variant::IntegerDot => heads,
-        Variant::Subgroups => {
-            let clusters = heads * (rows / cluster_rows(rows));
-            clusters.div_ceil(CLUSTER_WORKGROUP / lanes(g))
-        }
-    }
-}
-
-/// Bytes of workgroup memory that integer dot products need for tiles of `rows` rows, besides what all attention does.
-fn dot_bytes(g: &Geometry, rows: u32) -> u32 {
-    g.layout.blocks_per_page() * rows * g.layout.head_dim
-}
-
-/// Whether tiles of `rows` rows can have integer dot products within WebGPU's 16 KiB of workgroup memory; others have f32 ones.
-fn dot_fits(g: &Geometry, rows: u32) -> bool {
-    16 * AttendShape::new(g, rows).sh_vecs + dot_bytes(g, rows) <= 16384
-}
-
-/// Rows of one cluster, and of one invocation for keys.
-fn cluster_rows(rows: u32) -> u32 {
-    rows.min(4)
-}
-
-/// How a tile of a long chunk is divided among the 256 invocations of a workgroup: see lib/fold.wgsl.
-struct FoldShape {
-    columns: u32,
-    key_tile: u32,
-    value_tokens: u32,
-    sh_vecs: u32,
-}
-
-impl FoldShape {
-    fn new(g: &Geometry) -> FoldShape {
-        let rows = g.fold_tile();
-        let vecs = g.layout.head_dim / 4;
-        let columns = 256 / (rows / 4);
-        let key_tile = columns.max(32);
-        let value_tokens = previous_power_of_two(256 / vecs).min(key_tile);
-        let chunks = 4 * (rows + key_tile);
-        FoldShape { columns, key_tile, value_tokens, sh_vecs: chunks + key_tile * rows / 4 }
-    }
-}
-
-/// Whether any kernel of this geometry would use integer dot products.
-pub(super) fn any_dot_fits(g: &Geometry) -> bool {
-    g.split_tiles().into_iter().any(|rows| dot_fits(g, rows))
-}
-
-/// Bytes of workgroup memory that the largest kernel of this geometry and variant uses.
-pub(super) fn workgroup_bytes(g: &Geometry, variant: Variant) -> u32 {
-    let attention = g.split_tiles().into_iter().map(|rows| {
-        let dots = variant == Variant::IntegerDot && dot_fits(g, rows);
-        16 * AttendShape::new(g, rows).sh_vecs + if dots { dot_bytes(g, rows) } else { 0 }
-    });
-    let values = 4 * g.layout.group * g.layout.value_groups();
-    let fold = if g.may_fold() { 16 * FoldShape::new(g).sh_vecs } else { 0 };
-    attention.max().unwrap_or(0).max(values).max(fold)
-}
-
-fn previous_power_of_two(n: u32) -> u32 {
-    1 << n.max(1).ilog2()
 }
 
 /// The constants of a pass.

@@ -1,7 +1,7 @@
 //! The variants of the attention kernels, and which of them a device can run.
 
 use super::lane_order::is_linear;
-use super::shaders::{any_dot_fits, workgroup_bytes};
+use super::shapes::{any_dot_fits, workgroup_bytes};
 use crate::error::Error;
 use crate::format::Bits;
 use crate::geometry::Geometry;

@@ -1,6 +1,7 @@
 //! A step's plan in the words that shaders read, and the dispatches that read them.
 
-use super::shaders::{MAX_GROUPS, Pass, attend_groups};
+use super::shaders::{MAX_GROUPS, Pass};
+use super::shapes::attend_groups;
 use super::variant::Variant;
 use crate::geometry::{Geometry, PLAN_PARAMS_STRIDE};
 use crate::plan::{FoldPass, SlabRange, StepPlan};

@@ -1,21 +1,13 @@
 //! Every size that follows from a configuration, in one place.
 
+mod attention;
+
 use crate::config::{CacheConfig, LayerAttention, Mask};
 use crate::error::Error;
 use crate::format::{BlockLayout, Dtype, PAGE_TOKENS, ZeroPoint};
 
 /// Largest length of a sequence: positions stay exact in a signed 32-bit integer.
 pub(crate) const MAX_TOKENS: u32 = 1 << 30;
-/// Rows (query, head) of one attention workgroup, at most.
-const MAX_ROW_TILE: u32 = 16;
-/// Elements of a row tile's queries, at most: 16 KiB of workgroup memory hold two such arrays.
-const MAX_TILE_ELEMENTS: u32 = 2048;
-/// Queries of one sequence in a step up to which its attention always has a partial result per split.
-const MAX_SPLIT_QUERIES: u32 = 8;
-/// Rows of one attention workgroup of a long chunk, at most.
-const MAX_FOLD_TILE: u32 = 64;
-/// Elements of such a tile's outputs, at most: 32 per invocation.
-const MAX_FOLD_ELEMENTS: u32 = 8192;
 /// Largest buffer whose bytes shaders can index on every backend.
 const MAX_SHADER_BYTES: u64 = i32::MAX as u64 & !15;
 
@@ -303,147 +295,5 @@ impl Geometry {
     /// Bytes of slab `slab`.
     pub fn slab_bytes(&self, slab: u32) -> u64 {
         u64::from(self.slab_pages(slab)) * self.layout.page_words() * 4
-    }
-
-    /// Rows of a tile, at most, whose queries have `elements` elements at most.
-    fn tile_within(&self, most: u32, elements: u32) -> u32 {
-        let padded_dim = self.layout.head_dim.next_multiple_of(16);
-        let mut rows = most;
-        while rows * padded_dim > elements {
-            rows /= 2;
-        }
-        rows
-    }
-
-    /// Whether the attention of a sequence with `queries` queries in a step has one partial result per row, as long chunks have, instead of one per
-    /// split.
-    ///
-    /// Like [`Self::row_tile`] it depends on nothing else, so that with one variant of the kernels a row's sums run in the same
-    /// order in every batch and on every adapter.
-    pub fn folds(&self, queries: u32) -> bool {
-        queries > MAX_SPLIT_QUERIES
-            && queries * self.heads_per_group > self.tile_within(MAX_ROW_TILE, MAX_TILE_ELEMENTS)
-    }
-
-    /// Rows per attention workgroup of a chunk that [folds](Self::folds).
-    pub fn fold_tile(&self) -> u32 {
-        self.tile_within(MAX_FOLD_TILE, MAX_FOLD_ELEMENTS)
-    }
-
-    /// Rows (query, head) per attention workgroup for a sequence with `queries` queries in a step.
-    pub fn row_tile(&self, queries: u32) -> u32 {
-        if self.folds(queries) {
-            return self.fold_tile();
-        }
-        let most = self.tile_within(MAX_ROW_TILE, MAX_TILE_ELEMENTS);
-        (queries * self.heads_per_group).next_power_of_two().min(most)
-    }
-
-    /// Numbers of queries whose attention has a partial result per split: all of them, or up to a few more than that.
-    fn split_queries(&self) -> impl Iterator<Item = u32> {
-        (1..=self.max_step.min(MAX_ROW_TILE)).filter(|n| !self.folds(*n))
-    }
-
-    /// Row tiles of attention with a partial result per split, smallest first.
-    pub fn split_tiles(&self) -> Vec<u32> {
-        let mut tiles: Vec<u32> = self.split_queries().map(|n| self.row_tile(n)).collect();
-        tiles.dedup();
-        tiles
-    }
-
-    /// Whether any step may fold.
-    pub fn may_fold(&self) -> bool {
-        self.folds(self.max_step)
-    }
-
-    /// Splits of the longest possible sequence: its pages, sinks, and the unpacked tokens of a step.
-    pub fn splits_at_most(&self) -> u32 {
-        let unpacked = self.held_tokens() + self.max_step;
-        self.pages + self.sinks.div_ceil(PAGE_TOKENS) + unpacked.div_ceil(PAGE_TOKENS)
-    }
-
-    /// Row tiles with a partial result per split of one sequence in a step, at most.
-    fn split_tiles_at_most(&self) -> u32 {
-        let tiles = |n: u32| (n * self.heads_per_group).div_ceil(self.row_tile(n));
-        self.split_queries().map(tiles).max().unwrap_or(1)
-    }
-
-    /// Row tiles of long chunks of all sequences in a step, at most.
-    fn fold_tiles_at_most(&self) -> u64 {
-        if !self.may_fold() {
-            return 0;
-        }
-        // Each sequence has a tile that is not full, at most.
-        let rows = u64::from(self.max_batch_tokens) * u64::from(self.heads_per_group);
-        rows.div_ceil(u64::from(self.fold_tile())) + self.folding_at_most()
-    }
-
-    /// Sequences with long chunks in a step, at most.
-    fn folding_at_most(&self) -> u64 {
-        self.max_sequences.min(self.max_batch_tokens / (MAX_SPLIT_QUERIES + 1)).into()
-    }
-
-    /// Splits of all sequences together, at most.
-    fn all_splits_at_most(&self) -> u64 {
-        let own = self.splits_at_most() - self.pages;
-        u64::from(self.pages) + u64::from(self.max_sequences) * u64::from(own)
-    }
-
-    /// Partial results of a whole step, at most.
-    fn attention_cells_at_most(&self) -> u64 {
-        let tile = self.split_tiles().last().map_or(1, |tile| *tile);
-        let rows = u64::from(self.split_tiles_at_most() * tile) * self.all_splits_at_most();
-        let fold_rows = self.fold_tiles_at_most() * u64::from(self.fold_tile());
-        rows.max(fold_rows) * u64::from(self.layout.kv_heads)
-    }
-
-    /// Bytes of one partial result: maximum, sum, padding, and the output.
-    pub fn partial_bytes(&self) -> u64 {
-        16 + 4 * u64::from(self.layout.head_dim)
-    }
-
-    /// Bytes of the attention scratch.
-    pub fn scratch_bytes(&self) -> u64 {
-        u64::from(self.scratch_cells) * self.partial_bytes()
-    }
-
-    /// Bytes that the plan of any step of this geometry fits in.
-    pub fn plan_bytes(&self) -> u64 {
-        let sequences = u64::from(self.max_sequences);
-        let batch = u64::from(self.max_batch_tokens);
-        let group = u64::from(self.layout.group);
-        let slabs = u64::from(self.slabs());
-        let classes = self.attention_classes.len() as u64;
-        let fold_tiles = self.fold_tiles_at_most();
-        let tiles = classes * (sequences * u64::from(self.split_tiles_at_most()) + fold_tiles);
-
-        // Two neighbouring rounds together overflow the scratch, or one does that a tile was split over.
-        let class_rounds = 3 * self.attention_cells_at_most().div_ceil(u64::from(self.scratch_cells.max(1)))
-            + 2 * self.split_tiles().len() as u64;
-        let rounds = classes * class_rounds;
-        // A fold goes through the unpacked tokens before and after the history, which is in one piece if there is one slab; else in the worst
-        // case each page is one. Two sequences may be out of step by two passes.
-        let pieces = if slabs > 1 { u64::from(self.pages) } else { 1 };
-        let segments = pieces + 2;
-        let passes_per_round = if slabs > 1 { pieces + 2 * self.folding_at_most() } else { segments + 2 };
-        let fits = u64::from((self.scratch_cells / self.fold_tile()).max(1));
-        let fold_rounds = 2 * (fold_tiles * u64::from(self.layout.kv_heads)).div_ceil(fits) + 1;
-        let fold_passes = if fold_tiles == 0 { 0 } else { classes * fold_rounds * (passes_per_round + 1) };
-        let passes = 1 + rounds * (slabs + 2) + 2 * slabs + fold_passes;
-        let items = classes * u64::from(self.split_tiles_at_most()) * self.all_splits_at_most();
-        let splits = if fold_tiles == 0 { 0 } else { classes * self.all_splits_at_most() };
-        let runs = classes * fold_tiles * segments;
-        // A step packs less than a group of what the window held besides new tokens.
-        let packed = batch + sequences * (group - 1);
-        let attended = batch + sequences * u64::from(self.sinks + self.held_tokens());
-        let words = packed
-            + attended
-            + 2 * batch
-            + 2 * packed.div_ceil(group)
-            + 6 * tiles
-            + 5 * items
-            + 3 * splits
-            + 5 * runs;
-        u64::from(PLAN_PARAMS_STRIDE) * passes + 4 * words
     }
 }
