@@ -32,13 +32,16 @@ fn pairs(config: &CacheConfig) -> Vec<Pair> {
         .collect()
 }
 
+/// One new token, a few if `full`, then a chunk. Each kind has kernels of its own, which take seconds to compile on a software adapter.
 fn decode_and_extend(config: &CacheConfig, tokens: u32, prepare: impl Fn(&mut Pair)) {
     for mut pair in pairs(config) {
         prepare(&mut pair);
         let s = pair.create_sequence();
         pair.fill(s, tokens);
         pair.step(&[SequenceStep::decode(s)]);
-        pair.step(&[SequenceStep::extend(s, 3)]);
+        if full() {
+            pair.step(&[SequenceStep::extend(s, 3)]);
+        }
         pair.step(&[SequenceStep::extend(s, 50)]);
         pair.check_state(s);
         let mean = pair.mean_error();
@@ -71,7 +74,8 @@ fn every_width_and_group() {
 
 #[test]
 fn every_head_ratio() {
-    for ratio in [1, 2, 3, 4, 5, 8, 16] {
+    // Tiles of 2, 4, 8 and 16 rows; with a ratio of 3, one row is not in use.
+    for ratio in [2, 3, 4, 8, 16] {
         let config = CacheConfig::new(1, 3 * ratio, 3, 128).with_residual_window(0).with_sink_tokens(3);
         decode_and_extend(&config, 700, |_| {});
     }
@@ -127,7 +131,7 @@ fn batches_do_not_change_a_bit() {
         alone.noise = pair.noise;
         let ids = [pair.create_sequence(), pair.create_sequence()];
         let lone = [alone.create_sequence(), alone.create_sequence()];
-        for (a, b) in [(500, 90), (1, 400), (300, 7), (1, 1)] {
+        for (a, b) in [(500, 90), (1, 400), (300, 3), (1, 1)] {
             let steps = [SequenceStep::extend(ids[0], a), SequenceStep::extend(ids[1], b)];
             let tensors = pair.tensors(&steps);
             let together = pair.step_with(&steps, &tensors);
