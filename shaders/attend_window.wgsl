@@ -9,19 +9,6 @@
 //
 // Grid: x, z splits; y KV heads.
 
-const BIAS_LANES: u32 = 0u;
-fn query_channel(v: u32, i: u32) -> u32 {
-    return 4u * v + i;
-}
-
-fn bias_part(split: Split, head: u32, quad: u32, row: u32) -> vec4<f32> {
-    return vec4<f32>();
-}
-
-fn prepare_queries(split: Split, head: u32, quad: u32, row: u32, local: u32) -> vec4<f32> {
-    return vec4<f32>();
-}
-
 // Logits of one token for up to four rows.
 fn token_logits(slot: u32, head: u32, row: u32) -> vec4<f32> {
     var sum: Dots;
@@ -54,46 +41,10 @@ fn tile_logits(split: Split, head: u32, quad: u32, row: u32, query_unit: vec4<f3
     );
 }
 
-// 16 channels of one token's value. A chunk that reaches past the row reads its neighbour; those sums are not written.
-struct Channels {
-    c0: vec4<f32>,
-    c1: vec4<f32>,
-    c2: vec4<f32>,
-    c3: vec4<f32>,
-}
-
-fn channels(slot: u32, head: u32, chunk: u32) -> Channels {
-    if (WINDOW_FORMAT == F32) {
-        return Channels(
-            bitcast<vec4<f32>>(fetch(slot, 1u, head, 4u * chunk)),
-            bitcast<vec4<f32>>(fetch(slot, 1u, head, 4u * chunk + 1u)),
-            bitcast<vec4<f32>>(fetch(slot, 1u, head, 4u * chunk + 2u)),
-            bitcast<vec4<f32>>(fetch(slot, 1u, head, 4u * chunk + 3u)),
-        );
-    }
-    let low = fetch(slot, 1u, head, 2u * chunk);
-    let high = fetch(slot, 1u, head, 2u * chunk + 1u);
-    return Channels(
-        vec4<f32>(pair(WINDOW_FORMAT, low.x), pair(WINDOW_FORMAT, low.y)),
-        vec4<f32>(pair(WINDOW_FORMAT, low.z), pair(WINDOW_FORMAT, low.w)),
-        vec4<f32>(pair(WINDOW_FORMAT, high.x), pair(WINDOW_FORMAT, high.y)),
-        vec4<f32>(pair(WINDOW_FORMAT, high.z), pair(WINDOW_FORMAT, high.w)),
-    );
-}
-
+// A chunk of channels that reaches past the row reads its neighbour; those sums are not written.
 fn add_token(sums: ptr<function, Sums>, slot: u32, head: u32, chunk: u32, p: vec2<f32>) {
-    let x = channels(slot, head, chunk);
     (*sums).weights += p;
-    (*sums).a0 = fma(vec4<f32>(p.x), x.c0, (*sums).a0);
-    (*sums).a1 = fma(vec4<f32>(p.x), x.c1, (*sums).a1);
-    (*sums).a2 = fma(vec4<f32>(p.x), x.c2, (*sums).a2);
-    (*sums).a3 = fma(vec4<f32>(p.x), x.c3, (*sums).a3);
-    if (VALUE_ROWS > 1u) {
-        (*sums).b0 = fma(vec4<f32>(p.y), x.c0, (*sums).b0);
-        (*sums).b1 = fma(vec4<f32>(p.y), x.c1, (*sums).b1);
-        (*sums).b2 = fma(vec4<f32>(p.y), x.c2, (*sums).b2);
-        (*sums).b3 = fma(vec4<f32>(p.y), x.c3, (*sums).b3);
-    }
+    add_weighted(sums, token_channels(slot, 1u, head, chunk), p);
 }
 
 fn tile_values(split: Split, head: u32, chunk: u32, row: u32, begin: u32, end: u32) -> Sums {

@@ -30,6 +30,11 @@ fn add_dots(sum: ptr<function, Dots>, row: u32, v: u32, k: vec4<f32>) {
     }
 }
 
+// Vector `v` of a row's query, as `load_query` has put it there.
+fn query(row: u32, v: u32) -> vec4<f32> {
+    return sh[row * QUERY_VECS + v];
+}
+
 fn finish_dots(s: Dots) -> vec4<f32> {
     let low = vec4<f32>(s.r0.x, s.r1.x, s.r2.x, s.r3.x) + vec4<f32>(s.r0.y, s.r1.y, s.r2.y, s.r3.y);
     let high = vec4<f32>(s.r0.z, s.r1.z, s.r2.z, s.r3.z) + vec4<f32>(s.r0.w, s.r1.w, s.r2.w, s.r3.w);
@@ -47,6 +52,20 @@ struct Sums {
     b2: vec4<f32>,
     b3: vec4<f32>,
     weights: vec2<f32>,
+}
+
+// Adds a token's 16 channels with weights `p` of the two rows.
+fn add_weighted(sums: ptr<function, Sums>, x: Parts, p: vec2<f32>) {
+    (*sums).a0 = fma(vec4<f32>(p.x), x.p0, (*sums).a0);
+    (*sums).a1 = fma(vec4<f32>(p.x), x.p1, (*sums).a1);
+    (*sums).a2 = fma(vec4<f32>(p.x), x.p2, (*sums).a2);
+    (*sums).a3 = fma(vec4<f32>(p.x), x.p3, (*sums).a3);
+    if (VALUE_ROWS > 1u) {
+        (*sums).b0 = fma(vec4<f32>(p.y), x.p0, (*sums).b0);
+        (*sums).b1 = fma(vec4<f32>(p.y), x.p1, (*sums).b1);
+        (*sums).b2 = fma(vec4<f32>(p.y), x.p2, (*sums).b2);
+        (*sums).b3 = fma(vec4<f32>(p.y), x.p3, (*sums).b3);
+    }
 }
 
 // Vector `v` of a row's query, scaled, in the order in which `tile_logits` meets the channels.

@@ -43,26 +43,6 @@ fn dot_parts(a: Parts, b: Parts) -> f32 {
     return (sum.x + sum.y) + (sum.z + sum.w);
 }
 
-// A part of the products of four tokens: `words` hold one word of each, shifted so that the part's codes are at the bottom of their bytes.
-fn add_part(sum: ptr<function, Logits>, words: vec4<u32>, q0: vec4<f32>, q1: vec4<f32>, q2: vec4<f32>, q3: vec4<f32>) {
-    let c0 = key_codes(words.x);
-    let c1 = key_codes(words.y);
-    let c2 = key_codes(words.z);
-    let c3 = key_codes(words.w);
-    let t0 = vec4<f32>(c0.x, c1.x, c2.x, c3.x);
-    let t1 = vec4<f32>(c0.y, c1.y, c2.y, c3.y);
-    let t2 = vec4<f32>(c0.z, c1.z, c2.z, c3.z);
-    let t3 = vec4<f32>(c0.w, c1.w, c2.w, c3.w);
-    (*sum).r0 = add_products((*sum).r0, q0, t0, t1, t2, t3);
-    if (KEY_ROWS > 1u) {
-        (*sum).r1 = add_products((*sum).r1, q1, t0, t1, t2, t3);
-    }
-    if (KEY_ROWS > 2u) {
-        (*sum).r2 = add_products((*sum).r2, q2, t0, t1, t2, t3);
-        (*sum).r3 = add_products((*sum).r3, q3, t0, t1, t2, t3);
-    }
-}
-
 struct Words {
     w0: vec4<u32>,
     w1: vec4<u32>,
@@ -75,45 +55,31 @@ fn key_words(at: u32, word: u32) -> vec4<u32> {
     return slab4[at + word * (GROUP / 4u)];
 }
 
-// The products of four tokens with four channels, which are in words `word` and `word` + 1 of the lane's keys.
-fn add_pairs(sum: ptr<function, Logits>, at: u32, word: u32, q0: vec4<f32>, q1: vec4<f32>, q2: vec4<f32>, q3: vec4<f32>) {
-    let low = four_pairs(key_words(at, word));
-    let high = four_pairs(key_words(at, word + 1u));
-    (*sum).r0 = add_products((*sum).r0, q0, low.first, low.second, high.first, high.second);
-    if (KEY_ROWS > 1u) {
-        (*sum).r1 = add_products((*sum).r1, q1, low.first, low.second, high.first, high.second);
-    }
-    if (KEY_ROWS > 2u) {
-        (*sum).r2 = add_products((*sum).r2, q2, low.first, low.second, high.first, high.second);
-        (*sum).r3 = add_products((*sum).r3, q3, low.first, low.second, high.first, high.second);
-    }
-}
-
 // Logits of a quad of tokens: each lane's share of the products, then their sum to the lane that owns the quad.
 fn key_quad(logits: ptr<function, Logits>, q: Rows, codes: u32, quad: u32, lane: u32) {
     var part: Logits;
     let at = codes + quad;
     if (KEY_BITS == 16u) {
-        add_pairs(&part, at, 0u, q.r0.p0, q.r1.p0, q.r2.p0, q.r3.p0);
-        add_pairs(&part, at, 2u, q.r0.p1, q.r1.p1, q.r2.p1, q.r3.p1);
-        add_pairs(&part, at, 4u, q.r0.p2, q.r1.p2, q.r2.p2, q.r3.p2);
-        add_pairs(&part, at, 6u, q.r0.p3, q.r1.p3, q.r2.p3, q.r3.p3);
+        add_rows(&part, pair_channels(key_words(at, 0u), key_words(at, 1u)), q.r0.p0, q.r1.p0, q.r2.p0, q.r3.p0);
+        add_rows(&part, pair_channels(key_words(at, 2u), key_words(at, 3u)), q.r0.p1, q.r1.p1, q.r2.p1, q.r3.p1);
+        add_rows(&part, pair_channels(key_words(at, 4u), key_words(at, 5u)), q.r0.p2, q.r1.p2, q.r2.p2, q.r3.p2);
+        add_rows(&part, pair_channels(key_words(at, 6u), key_words(at, 7u)), q.r0.p3, q.r1.p3, q.r2.p3, q.r3.p3);
     } else {
         let k0 = key_words(at, 0u);
-        add_part(&part, k0, q.r0.p0, q.r1.p0, q.r2.p0, q.r3.p0);
+        add_rows(&part, key_channels(k0), q.r0.p0, q.r1.p0, q.r2.p0, q.r3.p0);
         if (KEY_BITS == 2u) {
-            add_part(&part, k0 >> vec4<u32>(2u), q.r0.p1, q.r1.p1, q.r2.p1, q.r3.p1);
-            add_part(&part, k0 >> vec4<u32>(4u), q.r0.p2, q.r1.p2, q.r2.p2, q.r3.p2);
-            add_part(&part, k0 >> vec4<u32>(6u), q.r0.p3, q.r1.p3, q.r2.p3, q.r3.p3);
+            add_rows(&part, key_channels(k0 >> vec4<u32>(2u)), q.r0.p1, q.r1.p1, q.r2.p1, q.r3.p1);
+            add_rows(&part, key_channels(k0 >> vec4<u32>(4u)), q.r0.p2, q.r1.p2, q.r2.p2, q.r3.p2);
+            add_rows(&part, key_channels(k0 >> vec4<u32>(6u)), q.r0.p3, q.r1.p3, q.r2.p3, q.r3.p3);
         } else if (KEY_BITS == 4u) {
             let k1 = key_words(at, 1u);
-            add_part(&part, k0 >> vec4<u32>(4u), q.r0.p1, q.r1.p1, q.r2.p1, q.r3.p1);
-            add_part(&part, k1, q.r0.p2, q.r1.p2, q.r2.p2, q.r3.p2);
-            add_part(&part, k1 >> vec4<u32>(4u), q.r0.p3, q.r1.p3, q.r2.p3, q.r3.p3);
+            add_rows(&part, key_channels(k0 >> vec4<u32>(4u)), q.r0.p1, q.r1.p1, q.r2.p1, q.r3.p1);
+            add_rows(&part, key_channels(k1), q.r0.p2, q.r1.p2, q.r2.p2, q.r3.p2);
+            add_rows(&part, key_channels(k1 >> vec4<u32>(4u)), q.r0.p3, q.r1.p3, q.r2.p3, q.r3.p3);
         } else {
-            add_part(&part, key_words(at, 1u), q.r0.p1, q.r1.p1, q.r2.p1, q.r3.p1);
-            add_part(&part, key_words(at, 2u), q.r0.p2, q.r1.p2, q.r2.p2, q.r3.p2);
-            add_part(&part, key_words(at, 3u), q.r0.p3, q.r1.p3, q.r2.p3, q.r3.p3);
+            add_rows(&part, key_channels(key_words(at, 1u)), q.r0.p1, q.r1.p1, q.r2.p1, q.r3.p1);
+            add_rows(&part, key_channels(key_words(at, 2u)), q.r0.p2, q.r1.p2, q.r2.p2, q.r3.p2);
+            add_rows(&part, key_channels(key_words(at, 3u)), q.r0.p3, q.r1.p3, q.r2.p3, q.r3.p3);
         }
     }
     give(logits, part, lane == quad);
@@ -149,17 +115,6 @@ fn unit_logits(split: Split, head: u32, first: u32, lane: u32, base: u32, q: Row
     logits.r2 += bias.z;
     logits.r3 += bias.w;
     return logits;
-}
-
-// 16 codes of one token's value from its words in the lane.
-fn value_parts(w: vec4<u32>) -> Parts {
-    if (VALUE_BITS == 2u) {
-        return Parts(value_codes(w.x), value_codes(w.x >> 2u), value_codes(w.x >> 4u), value_codes(w.x >> 6u));
-    }
-    if (VALUE_BITS == 4u) {
-        return Parts(value_codes(w.x), value_codes(w.x >> 4u), value_codes(w.y), value_codes(w.y >> 4u));
-    }
-    return Parts(value_codes(w.x), value_codes(w.y), value_codes(w.z), value_codes(w.w));
 }
 
 fn component(v: vec4<u32>, i: u32) -> u32 {
@@ -203,7 +158,7 @@ fn add_token(sums: ptr<function, Sums>, param_word: u32, words: vec4<u32>, p: ve
 
 // The same for a token in 16 bits, whose channels are in vectors `at` and `at` + 1.
 fn add_channels(sums: ptr<function, Sums>, at: u32, p: vec4<f32>) {
-    add_weighted(sums, sixteen_channels(slab4[at], slab4[at + 1u]), p);
+    add_weighted(sums, sixteen_channels(PACKED_FORMAT, slab4[at], slab4[at + 1u]), p);
 }
 
 // Adds the values of a quad of tokens, whose weights and parameters come from the lane that owns it.

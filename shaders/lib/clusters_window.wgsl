@@ -12,27 +12,6 @@ fn value_order(n: Parts) -> Parts {
     return n;
 }
 
-// The lane's 16 channels of a token's key (`tensor` = 0) or value (1).
-fn lane_channels(slot: u32, tensor: u32, head: u32, lane: u32) -> Parts {
-    if (WINDOW_FORMAT == F32) {
-        return Parts(
-            bitcast<vec4<f32>>(fetch(slot, tensor, head, 4u * lane)),
-            bitcast<vec4<f32>>(fetch(slot, tensor, head, 4u * lane + 1u)),
-            bitcast<vec4<f32>>(fetch(slot, tensor, head, 4u * lane + 2u)),
-            bitcast<vec4<f32>>(fetch(slot, tensor, head, 4u * lane + 3u)),
-        );
-    }
-    let low = fetch(slot, tensor, head, 2u * lane);
-    let high = fetch(slot, tensor, head, 2u * lane + 1u);
-    let f = WINDOW_FORMAT;
-    return Parts(
-        vec4<f32>(pair(f, low.x), pair(f, low.y)),
-        vec4<f32>(pair(f, low.z), pair(f, low.w)),
-        vec4<f32>(pair(f, high.x), pair(f, high.y)),
-        vec4<f32>(pair(f, high.z), pair(f, high.w)),
-    );
-}
-
 // The slots of the lane's own four tokens.
 fn own_slots(split: Split, first: u32, lane: u32) -> vec4<u32> {
     let token = first + 4u * lane;
@@ -63,10 +42,10 @@ fn unit_logits(split: Split, head: u32, first: u32, lane: u32, base: u32, q: Row
     var logits: Logits;
     for (var quad = 0u; quad < LANES; quad++) {
         let s = subgroupShuffle(slots, base + quad);
-        let a = dot_rows(q, lane_channels(s.x, 0u, head, lane));
-        let b = dot_rows(q, lane_channels(s.y, 0u, head, lane));
-        let c = dot_rows(q, lane_channels(s.z, 0u, head, lane));
-        let d = dot_rows(q, lane_channels(s.w, 0u, head, lane));
+        let a = dot_rows(q, token_channels(s.x, 0u, head, lane));
+        let b = dot_rows(q, token_channels(s.y, 0u, head, lane));
+        let c = dot_rows(q, token_channels(s.z, 0u, head, lane));
+        let d = dot_rows(q, token_channels(s.w, 0u, head, lane));
         let share = Logits(
             vec4<f32>(a.x, b.x, c.x, d.x), vec4<f32>(a.y, b.y, c.y, d.y), vec4<f32>(a.z, b.z, c.z, d.z), vec4<f32>(a.w, b.w, c.w, d.w));
         give(&logits, share, lane == quad);
@@ -84,10 +63,10 @@ fn unit_values(split: Split, head: u32, first: u32, lane: u32, base: u32, p: Log
         let w1 = subgroupShuffle(p.r1, owner);
         let w2 = subgroupShuffle(p.r2, owner);
         let w3 = subgroupShuffle(p.r3, owner);
-        add_weighted(&sums, lane_channels(s.x, 1u, head, lane), vec4<f32>(w0.x, w1.x, w2.x, w3.x));
-        add_weighted(&sums, lane_channels(s.y, 1u, head, lane), vec4<f32>(w0.y, w1.y, w2.y, w3.y));
-        add_weighted(&sums, lane_channels(s.z, 1u, head, lane), vec4<f32>(w0.z, w1.z, w2.z, w3.z));
-        add_weighted(&sums, lane_channels(s.w, 1u, head, lane), vec4<f32>(w0.w, w1.w, w2.w, w3.w));
+        add_weighted(&sums, token_channels(s.x, 1u, head, lane), vec4<f32>(w0.x, w1.x, w2.x, w3.x));
+        add_weighted(&sums, token_channels(s.y, 1u, head, lane), vec4<f32>(w0.y, w1.y, w2.y, w3.y));
+        add_weighted(&sums, token_channels(s.z, 1u, head, lane), vec4<f32>(w0.z, w1.z, w2.z, w3.z));
+        add_weighted(&sums, token_channels(s.w, 1u, head, lane), vec4<f32>(w0.w, w1.w, w2.w, w3.w));
     }
     return sums;
 }

@@ -1,26 +1,11 @@
 // Logits of a packed page whose keys are codes, in f32. lib/keys_quantized.wgsl comes before.
 
-fn prepare_queries(split: Split, head: u32, quad: u32, row: u32, local: u32) -> vec4<f32> {
-    return vec4<f32>();
-}
-
 fn logit_part(logits: ptr<function, Logits>, words: vec4<u32>, scale: vec4<f32>, row: u32, v: u32) {
-    let c0 = key_codes(words.x);
-    let c1 = key_codes(words.y);
-    let c2 = key_codes(words.z);
-    let c3 = key_codes(words.w);
-    let t0 = vec4<f32>(c0.x, c1.x, c2.x, c3.x);
-    let t1 = vec4<f32>(c0.y, c1.y, c2.y, c3.y);
-    let t2 = vec4<f32>(c0.z, c1.z, c2.z, c3.z);
-    let t3 = vec4<f32>(c0.w, c1.w, c2.w, c3.w);
-    (*logits).r0 = add_products((*logits).r0, sh[row * QUERY_VECS + v] * scale, t0, t1, t2, t3);
-    if (KEY_ROWS > 1u) {
-        (*logits).r1 = add_products((*logits).r1, sh[(row + 1u) * QUERY_VECS + v] * scale, t0, t1, t2, t3);
-    }
-    if (KEY_ROWS > 2u) {
-        (*logits).r2 = add_products((*logits).r2, sh[(row + 2u) * QUERY_VECS + v] * scale, t0, t1, t2, t3);
-        (*logits).r3 = add_products((*logits).r3, sh[(row + 3u) * QUERY_VECS + v] * scale, t0, t1, t2, t3);
-    }
+    let q0 = query(row, v) * scale;
+    let q1 = query(row + 1u, v) * scale;
+    let q2 = query(row + 2u, v) * scale;
+    let q3 = query(row + 3u, v) * scale;
+    add_rows(logits, key_channels(words), q0, q1, q2, q3);
 }
 
 fn tile_logits(split: Split, head: u32, quad: u32, row: u32, query_unit: vec4<f32>) -> Logits {

@@ -12,6 +12,31 @@ fn value_codes(word: u32) -> vec4<f32> {
     return vec4<f32>(unpack4xU8(word & VALUE_BYTE_MASK));
 }
 
+// 16 codes of one token's value from the words that hold them, one vector per part.
+fn value_parts(w: vec4<u32>) -> Parts {
+    if (VALUE_BITS == 2u) {
+        return Parts(value_codes(w.x), value_codes(w.x >> 2u), value_codes(w.x >> 4u), value_codes(w.x >> 6u));
+    }
+    if (VALUE_BITS == 4u) {
+        return Parts(value_codes(w.x), value_codes(w.x >> 4u), value_codes(w.y), value_codes(w.y >> 4u));
+    }
+    return Parts(value_codes(w.x), value_codes(w.y), value_codes(w.z), value_codes(w.w));
+}
+
+// A part of four channels of four tokens, whose words are shifted so that its codes are at the bottom of their bytes: a channel per vector.
+fn key_channels(words: vec4<u32>) -> Parts {
+    let c0 = key_codes(words.x);
+    let c1 = key_codes(words.y);
+    let c2 = key_codes(words.z);
+    let c3 = key_codes(words.w);
+    return Parts(
+        vec4<f32>(c0.x, c1.x, c2.x, c3.x),
+        vec4<f32>(c0.y, c1.y, c2.y, c3.y),
+        vec4<f32>(c0.z, c1.z, c2.z, c3.z),
+        vec4<f32>(c0.w, c1.w, c2.w, c3.w),
+    );
+}
+
 // First word of `head` in the block that holds `token`.
 fn head_words(split: Split, head: u32, token: u32) -> u32 {
     return (split.source * BLOCKS_PER_PAGE + token / GROUP) * BLOCK_WORDS + head * HEAD_WORDS;
@@ -72,32 +97,17 @@ fn natural(a: Parts, zero: f32) -> Parts {
     return Parts(a.p0 + z, a.p1 + z, a.p2 + z, a.p3 + z);
 }
 
-// One row's products with four channels of four tokens (`t0` to `t3` hold a channel each).
-fn add_products(sum: vec4<f32>, q: vec4<f32>, t0: vec4<f32>, t1: vec4<f32>, t2: vec4<f32>, t3: vec4<f32>) -> vec4<f32> {
-    return fma(vec4<f32>(q.w), t3, fma(vec4<f32>(q.z), t2, fma(vec4<f32>(q.y), t1, fma(vec4<f32>(q.x), t0, sum))));
-}
-
-// The elements of four 16-bit words: first and second of each.
-struct FourPairs {
-    first: vec4<f32>,
-    second: vec4<f32>,
-}
-
-fn four_pairs(words: vec4<u32>) -> FourPairs {
-    let x = pair(PACKED_FORMAT, words.x);
-    let y = pair(PACKED_FORMAT, words.y);
-    let z = pair(PACKED_FORMAT, words.z);
-    let w = pair(PACKED_FORMAT, words.w);
-    return FourPairs(vec4<f32>(x.x, y.x, z.x, w.x), vec4<f32>(x.y, y.y, z.y, w.y));
-}
-
-// 16 channels of one token in 16 bits.
-fn sixteen_channels(low: vec4<u32>, high: vec4<u32>) -> Parts {
+// Four channels of four tokens in 16 bits, from the tokens' words of the first two channels and of the last two: a channel per vector.
+fn pair_channels(low: vec4<u32>, high: vec4<u32>) -> Parts {
     let f = PACKED_FORMAT;
+    let a = pair(f, low.x);
+    let b = pair(f, low.y);
+    let c = pair(f, low.z);
+    let d = pair(f, low.w);
+    let s = pair(f, high.x);
+    let t = pair(f, high.y);
+    let u = pair(f, high.z);
+    let v = pair(f, high.w);
     return Parts(
-        vec4<f32>(pair(f, low.x), pair(f, low.y)),
-        vec4<f32>(pair(f, low.z), pair(f, low.w)),
-        vec4<f32>(pair(f, high.x), pair(f, high.y)),
-        vec4<f32>(pair(f, high.z), pair(f, high.w)),
-    );
+        vec4<f32>(a.x, b.x, c.x, d.x), vec4<f32>(a.y, b.y, c.y, d.y), vec4<f32>(s.x, t.x, u.x, v.x), vec4<f32>(s.y, t.y, u.y, v.y));
 }

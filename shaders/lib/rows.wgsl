@@ -63,6 +63,16 @@ struct Parts {
     p3: vec4<f32>,
 }
 
+// 16 channels from eight words of 16-bit elements.
+fn sixteen_channels(format: u32, low: vec4<u32>, high: vec4<u32>) -> Parts {
+    return Parts(
+        vec4<f32>(pair(format, low.x), pair(format, low.y)),
+        vec4<f32>(pair(format, low.z), pair(format, low.w)),
+        vec4<f32>(pair(format, high.x), pair(format, high.y)),
+        vec4<f32>(pair(format, high.z), pair(format, high.w)),
+    );
+}
+
 fn read_tile(tile: u32) -> Tile {
     let at = params.tiles + 6u * tile;
     return Tile(plan[at], plan[at + 1u], plan[at + 2u], plan[at + 3u]);

@@ -19,3 +19,18 @@ fn fetch(slot: u32, tensor: u32, head: u32, v: u32) -> vec4<u32> {
     }
     return ring4[(slot + tensor * RING_SLOTS) * TOKEN_VECS + at];
 }
+
+// Chunk `chunk` of 16 channels of a token's key or value. A chunk that reaches past the row reads its neighbour.
+fn token_channels(slot: u32, tensor: u32, head: u32, chunk: u32) -> Parts {
+    if (WINDOW_FORMAT == F32) {
+        return Parts(
+            bitcast<vec4<f32>>(fetch(slot, tensor, head, 4u * chunk)),
+            bitcast<vec4<f32>>(fetch(slot, tensor, head, 4u * chunk + 1u)),
+            bitcast<vec4<f32>>(fetch(slot, tensor, head, 4u * chunk + 2u)),
+            bitcast<vec4<f32>>(fetch(slot, tensor, head, 4u * chunk + 3u)),
+        );
+    }
+    let low = fetch(slot, tensor, head, 2u * chunk);
+    let high = fetch(slot, tensor, head, 2u * chunk + 1u);
+    return sixteen_channels(WINDOW_FORMAT, low, high);
+}

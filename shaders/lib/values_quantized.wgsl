@@ -1,37 +1,27 @@
 // Weighted sums of a packed page whose values are codes. Scale and minimum are folded out of the inner loop:
 //   sum_t p_t v_t = sum_t (p_t s_t) c_t + sum_t p_t m_t
 
-// 16 codes of one token, one vector per part as above.
-fn chunk_codes(at: u32) -> Parts {
-    let w0 = slab[at];
-    if (VALUE_BITS == 2u) {
-        return Parts(value_codes(w0), value_codes(w0 >> 2u), value_codes(w0 >> 4u), value_codes(w0 >> 6u));
+// The words of a chunk of 16 codes.
+fn chunk_words(at: u32) -> vec4<u32> {
+    var w = vec4<u32>(slab[at], 0u, 0u, 0u);
+    if (VALUE_BITS > 2u) {
+        w.y = slab[at + 1u];
     }
-    let w1 = slab[at + 1u];
-    if (VALUE_BITS == 4u) {
-        return Parts(value_codes(w0), value_codes(w0 >> 4u), value_codes(w1), value_codes(w1 >> 4u));
+    if (VALUE_BITS > 4u) {
+        w.z = slab[at + 2u];
+        w.w = slab[at + 3u];
     }
-    return Parts(value_codes(w0), value_codes(w1), value_codes(slab[at + 2u]), value_codes(slab[at + 3u]));
+    return w;
 }
 
 // Adds one token with weights `p` of the two rows.
 fn add_token(sums: ptr<function, Sums>, zero: ptr<function, vec2<f32>>, first: u32, token: u32, chunk: u32, p: vec2<f32>) {
     let group = min(16u * chunk / VALUE_GROUP, VALUE_GROUPS - 1u);
     let param = unpack2x16float(slab[first + VALUE_PARAMS + token * VALUE_GROUPS + group]);
-    let codes = chunk_codes(first + VALUE_CODES + token * VALUE_ROW_WORDS + chunk * (VALUE_BITS / 2u));
-    let scaled = p * param.x;
+    let words = chunk_words(first + VALUE_CODES + token * VALUE_ROW_WORDS + chunk * (VALUE_BITS / 2u));
     *zero = fma(p, vec2<f32>(param.y), *zero);
     (*sums).weights += p;
-    (*sums).a0 = fma(vec4<f32>(scaled.x), codes.p0, (*sums).a0);
-    (*sums).a1 = fma(vec4<f32>(scaled.x), codes.p1, (*sums).a1);
-    (*sums).a2 = fma(vec4<f32>(scaled.x), codes.p2, (*sums).a2);
-    (*sums).a3 = fma(vec4<f32>(scaled.x), codes.p3, (*sums).a3);
-    if (VALUE_ROWS > 1u) {
-        (*sums).b0 = fma(vec4<f32>(scaled.y), codes.p0, (*sums).b0);
-        (*sums).b1 = fma(vec4<f32>(scaled.y), codes.p1, (*sums).b1);
-        (*sums).b2 = fma(vec4<f32>(scaled.y), codes.p2, (*sums).b2);
-        (*sums).b3 = fma(vec4<f32>(scaled.y), codes.p3, (*sums).b3);
-    }
+    add_weighted(sums, value_parts(words), p * param.x);
 }
 
 fn tile_values(split: Split, head: u32, chunk: u32, row: u32, begin: u32, end: u32) -> Sums {

@@ -3,18 +3,8 @@
 // Adds one token with weights `p` of the two rows. A chunk that reaches past the row reads its neighbour; those sums are not written.
 fn add_token(sums: ptr<function, Sums>, first: u32, token: u32, chunk: u32, p: vec2<f32>) {
     let at = (first + VALUE_CODES + token * VALUE_ROW_WORDS) / 4u + 2u * chunk;
-    let x = sixteen_channels(slab4[at], slab4[at + 1u]);
     (*sums).weights += p;
-    (*sums).a0 = fma(vec4<f32>(p.x), x.p0, (*sums).a0);
-    (*sums).a1 = fma(vec4<f32>(p.x), x.p1, (*sums).a1);
-    (*sums).a2 = fma(vec4<f32>(p.x), x.p2, (*sums).a2);
-    (*sums).a3 = fma(vec4<f32>(p.x), x.p3, (*sums).a3);
-    if (VALUE_ROWS > 1u) {
-        (*sums).b0 = fma(vec4<f32>(p.y), x.p0, (*sums).b0);
-        (*sums).b1 = fma(vec4<f32>(p.y), x.p1, (*sums).b1);
-        (*sums).b2 = fma(vec4<f32>(p.y), x.p2, (*sums).b2);
-        (*sums).b3 = fma(vec4<f32>(p.y), x.p3, (*sums).b3);
-    }
+    add_weighted(sums, sixteen_channels(PACKED_FORMAT, slab4[at], slab4[at + 1u]), p);
 }
 
 fn tile_values(split: Split, head: u32, chunk: u32, row: u32, begin: u32, end: u32) -> Sums {

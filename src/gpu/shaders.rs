@@ -73,6 +73,7 @@ impl Pass {
                 let mut pieces = pieces![
                     "lib/rows.wgsl",
                     "lib/packed.wgsl",
+                    "lib/products.wgsl",
                     "lib/clusters.wgsl",
                     "lib/clusters_packed.wgsl"
                 ];
@@ -96,13 +97,14 @@ impl Pass {
                 pieces
             }
             Pass::AttendHistory(rows) => {
-                let mut pieces = pieces!["lib/rows.wgsl", "lib/attend.wgsl", "lib/packed.wgsl"];
+                let mut pieces =
+                    pieces!["lib/rows.wgsl", "lib/attend.wgsl", "lib/packed.wgsl", "lib/products.wgsl"];
                 pieces.extend(if !g.layout.key_bits.is_quantized() {
-                    pieces!["lib/keys_sixteen.wgsl"]
+                    pieces!["lib/keys_plain.wgsl", "lib/queries_float.wgsl", "lib/keys_sixteen.wgsl"]
                 } else if variant == Variant::IntegerDot && dot_fits(g, rows) {
                     pieces!["lib/keys_quantized.wgsl", "lib/keys_dot.wgsl"]
                 } else {
-                    pieces!["lib/keys_quantized.wgsl", "lib/keys_float.wgsl"]
+                    pieces!["lib/keys_quantized.wgsl", "lib/queries_float.wgsl", "lib/keys_float.wgsl"]
                 });
                 pieces.extend(match g.layout.value_bits.is_quantized() {
                     true => pieces!["lib/values_quantized.wgsl"],
@@ -112,7 +114,14 @@ impl Pass {
                 pieces
             }
             Pass::AttendWindow(_) => {
-                pieces!["lib/rows.wgsl", "lib/attend.wgsl", "lib/slots.wgsl", "attend_window.wgsl"]
+                pieces![
+                    "lib/rows.wgsl",
+                    "lib/attend.wgsl",
+                    "lib/slots.wgsl",
+                    "lib/keys_plain.wgsl",
+                    "lib/queries_float.wgsl",
+                    "attend_window.wgsl"
+                ]
             }
             Pass::FoldHistory => pieces![
                 "lib/rows.wgsl",

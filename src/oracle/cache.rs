@@ -10,7 +10,6 @@ use crate::plan::{
     AttendItem, FoldSplit, Operation, Planner, Round, RowTile, SequenceId, SequenceStep, Slot, StepPlan,
 };
 use crate::state::{LayerState, UnpackedTokens};
-use std::ops::Range;
 
 /// Inputs of one layer in one step, sequences one after the other.
 #[derive(Debug, Clone, Copy, Default)]
@@ -242,7 +241,7 @@ fn attend(
                     .collect();
                 let parts = tile_partials(g, plan, round, tile_index, head, memory, staging, &rows);
                 for (r, &place) in places.iter().enumerate() {
-                    let partials: Vec<Partial> = parts.iter().map(|(_, p)| p[r].clone()).collect();
+                    let partials: Vec<Partial> = parts.iter().map(|p| p[r].clone()).collect();
                     let sink = input.sink_logits.get(place % g.query_heads as usize).copied().map(f64::from);
                     let (out, lse) = merge(g.layout.head_dim, &partials, sink);
                     output.out[place * head_dim..][..head_dim].copy_from_slice(&out);
@@ -275,61 +274,34 @@ fn tile_partials(
     memory: &LayerMemory,
     staging: &Unpacked,
     rows: &[Row],
-) -> Vec<(u32, Vec<Partial>)> {
-    if !round.fold.is_empty() {
-        return fold_partials(g, plan, round, tile, head, memory, staging, rows);
-    }
-    let items = |range: &Range<u32>| {
-        plan.items[range.start as usize..range.end as usize].iter().filter(move |item| item.tile == tile)
-    };
-    let mut parts = Vec::new();
-    for range in &round.history {
-        let page_words = g.layout.page_words() as usize;
-        for item in items(&range.items) {
-            let page = &memory.slabs[range.slab as usize][item.source as usize * page_words..];
-            parts.push((item.partial, attend_history(g, page, item, head, rows)));
+) -> Vec<Vec<Partial>> {
+    let attend = |slab: Option<u32>, item: &AttendItem| match slab {
+        Some(slab) => {
+            let page = item.source as usize * g.layout.page_words() as usize;
+            attend_history(g, &memory.slabs[slab as usize][page..], item, head, rows)
         }
-    }
-    let tokens = Tokens { ring: &memory.ring, staging };
-    for item in items(&round.window) {
-        let slots = &plan.slots[item.source as usize..][..item.tokens as usize];
-        parts.push((item.partial, attend_window(g, tokens, slots, item, head, rows)));
+        None => {
+            let slots = &plan.slots[item.source as usize..][..item.tokens as usize];
+            attend_window(g, Tokens { ring: &memory.ring, staging }, slots, item, head, rows)
+        }
+    };
+    // Partials of the tile's own by their place, which is in order of position.
+    let history = round.history.iter().map(|range| (Some(range.slab), range.items.clone()));
+    let mut parts = Vec::new();
+    for (slab, items) in history.chain([(None, round.window.clone())]) {
+        let items = &plan.items[items.start as usize..items.end as usize];
+        parts.extend(items.iter().filter(|i| i.tile == tile).map(|item| (item.partial, attend(slab, item))));
     }
     parts.sort_by_key(|(place, _)| *place);
-    parts
-}
-
-/// The parts that a long chunk's tile joins one after the other, in order of position.
-#[allow(clippy::too_many_arguments)]
-fn fold_partials(
-    g: &Geometry,
-    plan: &StepPlan,
-    round: &Round,
-    tile: u32,
-    head: u32,
-    memory: &LayerMemory,
-    staging: &Unpacked,
-    rows: &[Row],
-) -> Vec<(u32, Vec<Partial>)> {
-    let mut parts = Vec::new();
+    let mut parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
+    // Splits that extend the tile's one partial, in the order of the passes.
     for pass in &round.fold {
         let runs = &plan.runs[pass.runs.start as usize..pass.runs.end as usize];
         for run in runs.iter().filter(|run| run.tile == tile) {
             for split in &plan.splits[run.splits.start as usize..run.splits.end as usize] {
                 let FoldSplit { source, tokens, first_position } = *split;
                 let item = AttendItem { tile, partial: run.partial, source, tokens, first_position };
-                let partials = match pass.slab {
-                    Some(slab) => {
-                        let page =
-                            &memory.slabs[slab as usize][source as usize * g.layout.page_words() as usize..];
-                        attend_history(g, page, &item, head, rows)
-                    }
-                    None => {
-                        let slots = &plan.slots[source as usize..][..tokens as usize];
-                        attend_window(g, Tokens { ring: &memory.ring, staging }, slots, &item, head, rows)
-                    }
-                };
-                parts.push((parts.len() as u32, partials));
+                parts.push(attend(pass.slab, &item));
             }
         }
     }
