@@ -9,36 +9,37 @@
 //
 // Grid: x, z splits; y KV heads.
 
-// Logits of one token for up to four rows.
-fn token_logits(slot: u32, head: u32, row: u32) -> vec4<f32> {
-    var sum: Dots;
-    for (var v = 0u; v < ROW_VECS; v++) {
-        let words = fetch(slot, 0u, head, v);
-        if (WINDOW_FORMAT == F32) {
-            add_dots(&sum, row, v, bitcast<vec4<f32>>(words));
-        } else {
-            add_dots(&sum, row, 2u * v, vec4<f32>(pair(WINDOW_FORMAT, words.x), pair(WINDOW_FORMAT, words.y)));
-            add_dots(&sum, row, 2u * v + 1u, vec4<f32>(pair(WINDOW_FORMAT, words.z), pair(WINDOW_FORMAT, words.w)));
-        }
-    }
-    return finish_dots(sum);
-}
-
-fn tile_logits(split: Split, head: u32, quad: u32, row: u32, query_unit: vec4<f32>) -> Logits {
+// Adds the products of the slice's channels.
+fn add_logits(logits: ptr<function, Logits>, split: Split, head: u32, quad: u32, slice: u32, row: u32, query_unit: vec4<f32>) {
     let token = 4u * quad;
     if (token >= split.tokens) {
-        return Logits();
+        return;
     }
-    let l0 = token_logits(slot_of(split, token), head, row);
-    let l1 = token_logits(slot_of(split, token + 1u), head, row);
-    let l2 = token_logits(slot_of(split, token + 2u), head, row);
-    let l3 = token_logits(slot_of(split, token + 3u), head, row);
-    return Logits(
-        vec4<f32>(l0.x, l1.x, l2.x, l3.x),
-        vec4<f32>(l0.y, l1.y, l2.y, l3.y),
-        vec4<f32>(l0.z, l1.z, l2.z, l3.z),
-        vec4<f32>(l0.w, l1.w, l2.w, l3.w),
-    );
+    let s0 = slot_of(split, token);
+    let s1 = slot_of(split, token + 1u);
+    let s2 = slot_of(split, token + 2u);
+    let s3 = slot_of(split, token + 3u);
+    for (var v = slice; v < ROW_VECS; v += KEY_SLICES) {
+        let a = fetch(s0, 0u, head, v);
+        let b = fetch(s1, 0u, head, v);
+        let c = fetch(s2, 0u, head, v);
+        let d = fetch(s3, 0u, head, v);
+        let x = vec4<u32>(a.x, b.x, c.x, d.x);
+        let y = vec4<u32>(a.y, b.y, c.y, d.y);
+        let z = vec4<u32>(a.z, b.z, c.z, d.z);
+        let w = vec4<u32>(a.w, b.w, c.w, d.w);
+        if (WINDOW_FORMAT == F32) {
+            let k = Parts(bitcast<vec4<f32>>(x), bitcast<vec4<f32>>(y), bitcast<vec4<f32>>(z), bitcast<vec4<f32>>(w));
+            add_vector(logits, k, row, v);
+        } else {
+            add_vector(logits, pair_channels(WINDOW_FORMAT, x, y), row, 2u * v);
+            add_vector(logits, pair_channels(WINDOW_FORMAT, z, w), row, 2u * v + 1u);
+        }
+    }
+}
+
+fn add_vector(logits: ptr<function, Logits>, k: Parts, row: u32, v: u32) {
+    add_rows(logits, k, query(row, v), query(row + 1u, v), query(row + 2u, v), query(row + 3u, v));
 }
 
 // A chunk of channels that reaches past the row reads its neighbour; those sums are not written.

@@ -82,7 +82,7 @@ pub struct CacheConfig {
     /// Upper bound of one slab (a buffer of packed pages) in bytes. Default: what the device allows in one binding.
     pub max_slab_bytes: Option<u64>,
     /// Upper bound of the attention scratch, which all layers share, in bytes. Attention that needs more runs in rounds, with the same results.
-    /// Default 16 MiB; one row tile over the longest sequence must fit, else it is larger.
+    /// Default 32 MiB; one row tile over the longest sequence must fit, else it is larger.
     pub max_scratch_bytes: u64,
 }
 
@@ -122,7 +122,7 @@ impl CacheConfig {
             softmax_scale: None,
             layer_attention: Vec::new(),
             max_slab_bytes: None,
-            max_scratch_bytes: 16 << 20,
+            max_scratch_bytes: 32 << 20,
         }
     }
 

@@ -97,7 +97,8 @@ fn main() {
             group.bench_function(format!("{}bit", bits.get()), |bencher| {
                 let reference =
                     reference.get_or_insert_with(|| Workload::new(&device, &shape, Bits::Sixteen));
-                let own = measured.get_or_insert_with(|| Workload::new(&device, &shape, bits));
+                let own = measured.get_or_insert_with(|| Workload::forced(&device, &shape, bits));
+                device.warm_up();
                 bencher.iter_custom(|iterations| {
                     let mut total = Duration::ZERO;
                     for _ in 0..iterations {

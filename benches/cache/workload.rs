@@ -2,7 +2,8 @@
 
 use crate::device::Device;
 use kivi_wgpu::{
-    Bits, CacheConfig, Dtype, KvCache, LayerBinding, LayerIo, SequenceId, SequenceStep, TensorView, wgpu,
+    Bits, CacheConfig, Dtype, Error, KvCache, KvCacheOptions, LayerBinding, LayerIo, SequenceId,
+    SequenceStep, TensorView, Variant, wgpu,
 };
 use std::time::Duration;
 
@@ -45,14 +46,41 @@ pub struct Workload {
     whole: LayerBinding,
 }
 
+/// The variant of the kernels that `KIVI_VARIANT` names, if it does.
+fn forced_variant() -> Option<Variant> {
+    let wanted = std::env::var("KIVI_VARIANT").ok()?.to_lowercase();
+    let named = Variant::ALL.into_iter().find(|v| format!("{v:?}").to_lowercase() == wanted);
+    Some(named.unwrap_or_else(|| panic!("KIVI_VARIANT is none of {:?}", Variant::ALL)))
+}
+
 impl Workload {
+    /// With the variant of the kernels that the library chooses.
     pub fn new(device: &Device, shape: &Shape, bits: Bits) -> Workload {
+        Workload::with_options(device, shape, bits, &KvCacheOptions::default()).expect("a cache")
+    }
+
+    /// With the variant that `KIVI_VARIANT` names, where it can run.
+    pub fn forced(device: &Device, shape: &Shape, bits: Bits) -> Workload {
+        forced_variant()
+            .and_then(|v| {
+                let options = KvCacheOptions::default().with_variant(v);
+                Workload::with_options(device, shape, bits, &options).ok()
+            })
+            .unwrap_or_else(|| Workload::new(device, shape, bits))
+    }
+
+    fn with_options(
+        device: &Device,
+        shape: &Shape,
+        bits: Bits,
+        options: &KvCacheOptions<'_>,
+    ) -> Result<Workload, Error> {
         let Shape { head_dim, ratio, batch, context } = *shape;
         let config = CacheConfig::new(1, KV_HEADS * ratio, KV_HEADS, head_dim)
             .with_bits(bits, bits)
             .with_capacity(batch * (context + CHUNK + 256))
             .with_max_sequences(batch);
-        let mut cache = KvCache::new_blocking(&device.device, &device.queue, &config).expect("a cache");
+        let mut cache = KvCache::with_options_blocking(&device.device, &device.queue, &config, options)?;
         let rows = CHUNK.max(batch);
         let tensor = |heads: u32, seed: u32| {
             let buffer = device.buffer(u64::from(rows * heads * head_dim) * 4);
@@ -82,10 +110,10 @@ impl Workload {
                 left -= n;
             }
         }
-        Workload { cache, sequences, whole }
+        Ok(Workload { cache, sequences, whole })
     }
 
-    pub fn variant(&self) -> kivi_wgpu::Variant {
+    pub fn variant(&self) -> Variant {
         self.cache.variant()
     }
 

@@ -1,74 +1,45 @@
 // Attention of a tile of rows over one split: up to 256 tokens in one pass of logits, softmax and values, without a
 // running rescale. The pass file adds where keys and values come from: `query_channel`, `prepare_queries`, `bias_part`,
-// `tile_logits` and `tile_values`.
+// `add_logits` and `tile_values`.
 
 // Tokens go in fours.
 const QUADS: u32 = 64u;
-// Workgroup memory, by phase: queries, bias parts, maxima; then weights; then partial sums of the values.
-const SH_BIAS: u32 = ROWS * QUERY_VECS;
-const SH_MAX: u32 = SH_BIAS + WORKGROUP;
+// Workgroup memory, by phase: queries and what invocations share about a block; partial logits; maxima; weights; partial sums of the values.
+const SH_BLOCK: u32 = ROWS * QUERY_VECS;
+const SH_MAX: u32 = ROW_GROUPS * QUADS;
 
 var<workgroup> sh: array<vec4<f32>, SH_VECS>;
-
-// Running dot products of up to four rows' queries with one vector.
-struct Dots {
-    r0: vec4<f32>,
-    r1: vec4<f32>,
-    r2: vec4<f32>,
-    r3: vec4<f32>,
-}
-
-// Adds vector `v` of the queries of the rows from `row` on.
-fn add_dots(sum: ptr<function, Dots>, row: u32, v: u32, k: vec4<f32>) {
-    (*sum).r0 = fma(sh[row * QUERY_VECS + v], k, (*sum).r0);
-    if (KEY_ROWS > 1u) {
-        (*sum).r1 = fma(sh[(row + 1u) * QUERY_VECS + v], k, (*sum).r1);
-    }
-    if (KEY_ROWS > 2u) {
-        (*sum).r2 = fma(sh[(row + 2u) * QUERY_VECS + v], k, (*sum).r2);
-        (*sum).r3 = fma(sh[(row + 3u) * QUERY_VECS + v], k, (*sum).r3);
-    }
-}
 
 // Vector `v` of a row's query, as `load_query` has put it there.
 fn query(row: u32, v: u32) -> vec4<f32> {
     return sh[row * QUERY_VECS + v];
 }
 
-fn finish_dots(s: Dots) -> vec4<f32> {
-    let low = vec4<f32>(s.r0.x, s.r1.x, s.r2.x, s.r3.x) + vec4<f32>(s.r0.y, s.r1.y, s.r2.y, s.r3.y);
-    let high = vec4<f32>(s.r0.z, s.r1.z, s.r2.z, s.r3.z) + vec4<f32>(s.r0.w, s.r1.w, s.r2.w, s.r3.w);
-    return low + high;
-}
-
 // Weighted sums of 16 channels for up to two rows, and the rows' sums of weights.
 struct Sums {
-    a0: vec4<f32>,
-    a1: vec4<f32>,
-    a2: vec4<f32>,
-    a3: vec4<f32>,
-    b0: vec4<f32>,
-    b1: vec4<f32>,
-    b2: vec4<f32>,
-    b3: vec4<f32>,
+    a: Parts,
+    b: Parts,
     weights: vec2<f32>,
+}
+
+fn added(x: Parts, y: Parts) -> Parts {
+    return Parts(x.p0 + y.p0, x.p1 + y.p1, x.p2 + y.p2, x.p3 + y.p3);
+}
+
+fn fma_parts(p: f32, x: Parts, sum: Parts) -> Parts {
+    let v = vec4<f32>(p);
+    return Parts(fma(v, x.p0, sum.p0), fma(v, x.p1, sum.p1), fma(v, x.p2, sum.p2), fma(v, x.p3, sum.p3));
 }
 
 // Adds a token's 16 channels with weights `p` of the two rows.
 fn add_weighted(sums: ptr<function, Sums>, x: Parts, p: vec2<f32>) {
-    (*sums).a0 = fma(vec4<f32>(p.x), x.p0, (*sums).a0);
-    (*sums).a1 = fma(vec4<f32>(p.x), x.p1, (*sums).a1);
-    (*sums).a2 = fma(vec4<f32>(p.x), x.p2, (*sums).a2);
-    (*sums).a3 = fma(vec4<f32>(p.x), x.p3, (*sums).a3);
+    (*sums).a = fma_parts(p.x, x, (*sums).a);
     if (VALUE_ROWS > 1u) {
-        (*sums).b0 = fma(vec4<f32>(p.y), x.p0, (*sums).b0);
-        (*sums).b1 = fma(vec4<f32>(p.y), x.p1, (*sums).b1);
-        (*sums).b2 = fma(vec4<f32>(p.y), x.p2, (*sums).b2);
-        (*sums).b3 = fma(vec4<f32>(p.y), x.p3, (*sums).b3);
+        (*sums).b = fma_parts(p.y, x, (*sums).b);
     }
 }
 
-// Vector `v` of a row's query, scaled, in the order in which `tile_logits` meets the channels.
+// Vector `v` of a row's query, scaled, in the order in which `add_logits` meets the channels.
 fn load_query(tile: Tile, head: u32, row: u32, v: u32) -> vec4<f32> {
     if (row >= tile.rows) {
         return vec4<f32>();
@@ -104,67 +75,101 @@ fn attend_split(group: vec3<u32>, local: u32) {
     }
     workgroupBarrier();
 
-    // Logits: an invocation owns four tokens and KEY_ROWS rows.
+    // Logits: an invocation owns four tokens, KEY_ROWS rows, and one of KEY_SLICES shares of the channels.
     let quad = local % QUADS;
-    let row_group = local / QUADS;
+    let slice = local / QUADS % KEY_SLICES;
+    let row_group = local / (QUADS * KEY_SLICES);
     let row = row_group * KEY_ROWS;
     let token = 4u * quad;
-    let query_unit = prepare_queries(split, head, quad, row, local);
-    if (BIAS_LANES > 0u) {
-        sh[SH_BIAS + local] = bias_part(split, head, quad, row);
+    let query_unit = prepare_queries(split, head, quad, slice, row, local);
+    if (BLOCK_LANES > 0u) {
+        sh[SH_BLOCK + local] = bias_part(split, head, quad, slice, row);
         workgroupBarrier();
     }
-    var bias = vec4<f32>();
-    for (var i = 0u; i < BIAS_LANES; i++) {
-        bias += sh[SH_BIAS + local - quad % max(BIAS_LANES, 1u) + i];
+    var logits: Logits;
+    if (slice == 0u) {
+        var bias = vec4<f32>();
+        for (var i = 0u; i < BIAS_PARTS; i++) {
+            bias += sh[SH_BLOCK + block_lane(local, i)];
+        }
+        logits = Logits(vec4<f32>(bias.x), vec4<f32>(bias.y), vec4<f32>(bias.z), vec4<f32>(bias.w));
     }
-    var logits = tile_logits(split, head, quad, row, query_unit);
-    logits.r0 += bias.x;
-    logits.r1 += bias.y;
-    logits.r2 += bias.z;
-    logits.r3 += bias.w;
+    add_logits(&logits, split, head, quad, slice, row, query_unit);
 
-    if (has_soft_cap(split)) {
-        logits.r0 = capped(logits.r0);
-        logits.r1 = capped(logits.r1);
-        logits.r2 = capped(logits.r2);
-        logits.r3 = capped(logits.r3);
+    // Sum over the slices, pairwise and in a fixed order.
+    let owner = row_group * QUADS + quad;
+    for (var half = KEY_SLICES / 2u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        if (slice >= half && slice < 2u * half) {
+            let at = ((slice - half) * ROW_GROUPS * QUADS + owner) * KEY_ROWS;
+            sh[at] = logits.r0;
+            if (KEY_ROWS > 1u) {
+                sh[at + 1u] = logits.r1;
+            }
+            if (KEY_ROWS > 2u) {
+                sh[at + 2u] = logits.r2;
+                sh[at + 3u] = logits.r3;
+            }
+        }
+        workgroupBarrier();
+        if (slice < half) {
+            let at = (slice * ROW_GROUPS * QUADS + owner) * KEY_ROWS;
+            logits.r0 += sh[at];
+            if (KEY_ROWS > 1u) {
+                logits.r1 += sh[at + 1u];
+            }
+            if (KEY_ROWS > 2u) {
+                logits.r2 += sh[at + 2u];
+                logits.r3 += sh[at + 3u];
+            }
+        }
     }
+    workgroupBarrier();
 
-    // Each row's maximum over the split, in two steps.
+    // Each row's maximum over the split, in two steps. From here on the first slice has the logits.
     let seen0 = sees(tile, split, row, token);
     let seen1 = sees(tile, split, row + 1u, token);
     let seen2 = sees(tile, split, row + 2u, token);
     let seen3 = sees(tile, split, row + 3u, token);
-    sh[SH_MAX + local] = vec4<f32>(
-        largest(logits.r0, seen0),
-        largest(logits.r1, seen1),
-        largest(logits.r2, seen2),
-        largest(logits.r3, seen3),
-    );
+    if (slice == 0u) {
+        if (has_soft_cap(split)) {
+            logits.r0 = capped(logits.r0);
+            logits.r1 = capped(logits.r1);
+            logits.r2 = capped(logits.r2);
+            logits.r3 = capped(logits.r3);
+        }
+        sh[owner] = vec4<f32>(
+            largest(logits.r0, seen0),
+            largest(logits.r1, seen1),
+            largest(logits.r2, seen2),
+            largest(logits.r3, seen3),
+        );
+    }
     workgroupBarrier();
-    if (quad < 8u) {
+    if (slice == 0u && quad < 8u) {
         var m = vec4<f32>(UNSEEN);
         for (var i = 0u; i < 8u; i++) {
-            m = max(m, sh[SH_MAX + row_group * QUADS + 8u * quad + i]);
+            m = max(m, sh[row_group * QUADS + 8u * quad + i]);
         }
-        sh[SH_BIAS + row_group * QUADS + quad] = m;
+        sh[SH_MAX + row_group * 8u + quad] = m;
     }
     workgroupBarrier();
     var highest = vec4<f32>(UNSEEN);
     for (var i = 0u; i < 8u; i++) {
-        highest = max(highest, sh[SH_BIAS + row_group * QUADS + i]);
+        highest = max(highest, sh[SH_MAX + row_group * 8u + i]);
     }
     workgroupBarrier();
 
     // Weights, [row][token].
-    sh[row * QUADS + quad] = select(vec4<f32>(), exp2(logits.r0 - highest.x), seen0);
-    if (KEY_ROWS > 1u) {
-        sh[(row + 1u) * QUADS + quad] = select(vec4<f32>(), exp2(logits.r1 - highest.y), seen1);
-    }
-    if (KEY_ROWS > 2u) {
-        sh[(row + 2u) * QUADS + quad] = select(vec4<f32>(), exp2(logits.r2 - highest.z), seen2);
-        sh[(row + 3u) * QUADS + quad] = select(vec4<f32>(), exp2(logits.r3 - highest.w), seen3);
+    if (slice == 0u) {
+        sh[row * QUADS + quad] = select(vec4<f32>(), exp2(logits.r0 - highest.x), seen0);
+        if (KEY_ROWS > 1u) {
+            sh[(row + 1u) * QUADS + quad] = select(vec4<f32>(), exp2(logits.r1 - highest.y), seen1);
+        }
+        if (KEY_ROWS > 2u) {
+            sh[(row + 2u) * QUADS + quad] = select(vec4<f32>(), exp2(logits.r2 - highest.z), seen2);
+            sh[(row + 3u) * QUADS + quad] = select(vec4<f32>(), exp2(logits.r3 - highest.w), seen3);
+        }
     }
     workgroupBarrier();
 
@@ -187,7 +192,7 @@ fn attend_split(group: vec3<u32>, local: u32) {
     if (share < TOKEN_SHARES && chunk == 0u) {
         sh[share * ROW_PAIRS + pair] = vec4<f32>(sums.weights, 0.0, 0.0);
     }
-    if (quad == 0u) {
+    if (slice == 0u && quad == 0u) {
         sh[TOKEN_SHARES * ROW_PAIRS + row_group] = highest;
     }
     workgroupBarrier();
@@ -207,43 +212,30 @@ fn attend_split(group: vec3<u32>, local: u32) {
         }
     }
 
-    // Sum over the shares, pairwise and in a fixed order.
-    for (var half = TOKEN_SHARES / 2u; half > 0u; half /= 2u) {
-        let stride = half * UNITS;
-        workgroupBarrier();
-        if (share >= half && share < 2u * half) {
-            let at = local - half * UNITS;
-            sh[at] = sums.a0;
-            sh[at + stride] = sums.a1;
-            sh[at + 2u * stride] = sums.a2;
-            sh[at + 3u * stride] = sums.a3;
-            if (VALUE_ROWS > 1u) {
-                sh[at + 4u * stride] = sums.b0;
-                sh[at + 5u * stride] = sums.b1;
-                sh[at + 6u * stride] = sums.b2;
-                sh[at + 7u * stride] = sums.b3;
+    // Sum over the shares, pairwise and in a fixed order; one row after the other, to need less workgroup memory.
+    for (var second = 0u; second < VALUE_ROWS; second++) {
+        var sum = sums.a;
+        if (second == 1u) {
+            sum = sums.b;
+        }
+        for (var half = TOKEN_SHARES / 2u; half > 0u; half /= 2u) {
+            let stride = half * UNITS;
+            workgroupBarrier();
+            if (share >= half && share < 2u * half) {
+                let at = local - stride;
+                sh[at] = sum.p0;
+                sh[at + stride] = sum.p1;
+                sh[at + 2u * stride] = sum.p2;
+                sh[at + 3u * stride] = sum.p3;
+            }
+            workgroupBarrier();
+            if (share < half) {
+                let other = Parts(sh[local], sh[local + stride], sh[local + 2u * stride], sh[local + 3u * stride]);
+                sum = added(sum, other);
             }
         }
-        workgroupBarrier();
-        if (share < half) {
-            sums.a0 += sh[local];
-            sums.a1 += sh[local + stride];
-            sums.a2 += sh[local + 2u * stride];
-            sums.a3 += sh[local + 3u * stride];
-            if (VALUE_ROWS > 1u) {
-                sums.b0 += sh[local + 4u * stride];
-                sums.b1 += sh[local + 5u * stride];
-                sums.b2 += sh[local + 6u * stride];
-                sums.b3 += sh[local + 7u * stride];
-            }
-        }
-    }
-    if (share == 0u) {
-        if (value_row < tile.rows) {
-            write_row(run.partial, value_row, head, chunk, sums.a0, sums.a1, sums.a2, sums.a3);
-        }
-        if (VALUE_ROWS > 1u && value_row + 1u < tile.rows) {
-            write_row(run.partial, value_row + 1u, head, chunk, sums.b0, sums.b1, sums.b2, sums.b3);
+        if (share == 0u && value_row + second < tile.rows) {
+            write_row(run.partial, value_row + second, head, chunk, sum.p0, sum.p1, sum.p2, sum.p3);
         }
     }
 }

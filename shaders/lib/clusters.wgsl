@@ -141,10 +141,6 @@ fn read_partial(partial: u32, row: u32, head: u32, lane: u32) -> Parts {
 }
 
 fn attend_cluster(group: vec3<u32>, local: u32, in_subgroup: u32) {
-    let item = work_item(group);
-    if (item >= params.count) {
-        return;
-    }
     let lane = in_subgroup % LANES;
     let base = in_subgroup - lane;
     // Clusters beyond the last repeat its work and write nothing, so that no shuffle lies in divergent flow.
@@ -153,19 +149,34 @@ fn attend_cluster(group: vec3<u32>, local: u32, in_subgroup: u32) {
     let used = min(cluster, clusters - 1u);
     let head = params.first_head + used / ROW_GROUPS;
     let row = (used % ROW_GROUPS) * KEY_ROWS;
-    let run = read_run(item);
-    let tile = read_tile(run.tile);
 
+    // Several items, so that the queries are loaded once. Twin of the division: `items_each` in src/gpu/shapes.rs.
+    let each = clamp(params.count / 16u, 1u, ITEMS_AT_MOST);
+    let first_item = work_item(group) * each;
+    let end = min(first_item + each, params.count);
+    var loaded = 0xffffffffu;
+    var tile: Tile;
     var q: Rows;
-    q.r0 = lane_query(tile, head, row, lane);
-    if (KEY_ROWS > 1u) {
-        q.r1 = lane_query(tile, head, row + 1u, lane);
+    for (var item = first_item; item < end; item++) {
+        let run = read_run(item);
+        if (run.tile != loaded) {
+            loaded = run.tile;
+            tile = read_tile(run.tile);
+            q.r0 = lane_query(tile, head, row, lane);
+            if (KEY_ROWS > 1u) {
+                q.r1 = lane_query(tile, head, row + 1u, lane);
+            }
+            if (KEY_ROWS > 2u) {
+                q.r2 = lane_query(tile, head, row + 2u, lane);
+                q.r3 = lane_query(tile, head, row + 3u, lane);
+            }
+        }
+        attend_run(run, tile, q, head, row, lane, base, cluster < clusters);
     }
-    if (KEY_ROWS > 2u) {
-        q.r2 = lane_query(tile, head, row + 2u, lane);
-        q.r3 = lane_query(tile, head, row + 3u, lane);
-    }
+}
 
+// One item of a cluster, whose partial result is written if `writes`.
+fn attend_run(run: Run, tile: Tile, q: Rows, head: u32, row: u32, lane: u32, base: u32, writes: bool) {
     var sums: Sums;
     var highest = vec4<f32>(UNSEEN);
     var total = vec4<f32>();
@@ -242,10 +253,7 @@ fn attend_cluster(group: vec3<u32>, local: u32, in_subgroup: u32) {
         total += cluster_sum(weights);
     }
 
-    if (cluster >= clusters) {
-        return;
-    }
-    let left = tile.rows - min(row, tile.rows);
+    let left = select(0u, tile.rows - min(row, tile.rows), writes);
     if (left > 0u) {
         write_partial(run.partial, row, head, lane, highest.x, total.x, sums.r0);
     }

@@ -60,10 +60,10 @@ fn key_quad(logits: ptr<function, Logits>, q: Rows, codes: u32, quad: u32, lane:
     var part: Logits;
     let at = codes + quad;
     if (KEY_BITS == 16u) {
-        add_rows(&part, pair_channels(key_words(at, 0u), key_words(at, 1u)), q.r0.p0, q.r1.p0, q.r2.p0, q.r3.p0);
-        add_rows(&part, pair_channels(key_words(at, 2u), key_words(at, 3u)), q.r0.p1, q.r1.p1, q.r2.p1, q.r3.p1);
-        add_rows(&part, pair_channels(key_words(at, 4u), key_words(at, 5u)), q.r0.p2, q.r1.p2, q.r2.p2, q.r3.p2);
-        add_rows(&part, pair_channels(key_words(at, 6u), key_words(at, 7u)), q.r0.p3, q.r1.p3, q.r2.p3, q.r3.p3);
+        add_rows(&part, pair_channels(PACKED_FORMAT, key_words(at, 0u), key_words(at, 1u)), q.r0.p0, q.r1.p0, q.r2.p0, q.r3.p0);
+        add_rows(&part, pair_channels(PACKED_FORMAT, key_words(at, 2u), key_words(at, 3u)), q.r0.p1, q.r1.p1, q.r2.p1, q.r3.p1);
+        add_rows(&part, pair_channels(PACKED_FORMAT, key_words(at, 4u), key_words(at, 5u)), q.r0.p2, q.r1.p2, q.r2.p2, q.r3.p2);
+        add_rows(&part, pair_channels(PACKED_FORMAT, key_words(at, 6u), key_words(at, 7u)), q.r0.p3, q.r1.p3, q.r2.p3, q.r3.p3);
     } else {
         let k0 = key_words(at, 0u);
         add_rows(&part, key_channels(k0), q.r0.p0, q.r1.p0, q.r2.p0, q.r3.p0);

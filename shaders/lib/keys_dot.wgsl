@@ -28,23 +28,26 @@ fn largest_part(x: Parts) -> f32 {
     return max(max(m.x, m.y), max(m.z, m.w));
 }
 
+// Four numbers times `inverse`, rounded to even, as bytes. Adding 1.5 * 2^23 leaves an integer in the low bits of the sum: conversions and pack4xI8
+// take NVIDIA's and AMD's GPUs many times as long.
+fn rounded_bytes(x: vec4<f32>, inverse: f32) -> u32 {
+    let n = bitcast<vec4<u32>>(fma(x, vec4<f32>(inverse), vec4<f32>(12582912.0))) & vec4<u32>(0xffu);
+    return n.x | (n.y << 8u) | (n.z << 16u) | (n.w << 24u);
+}
+
 fn rounded(x: Parts, inverse: f32) -> vec4<u32> {
     return vec4<u32>(
-        pack4xI8(vec4<i32>(round(x.p0 * inverse))),
-        pack4xI8(vec4<i32>(round(x.p1 * inverse))),
-        pack4xI8(vec4<i32>(round(x.p2 * inverse))),
-        pack4xI8(vec4<i32>(round(x.p3 * inverse))),
-    );
+        rounded_bytes(x.p0, inverse), rounded_bytes(x.p1, inverse), rounded_bytes(x.p2, inverse), rounded_bytes(x.p3, inverse));
 }
 
 // Rounds the queries for every block, and returns per row what a unit of them stands for in the invocation's own block. The lanes that share a
 // block divide its chunks among them. Ends with a barrier.
-fn prepare_queries(split: Split, head: u32, quad: u32, row: u32, local: u32) -> vec4<f32> {
+fn prepare_queries(split: Split, head: u32, quad: u32, slice: u32, row: u32, local: u32) -> vec4<f32> {
     let used = 4u * quad < split.tokens;
     let first = head_words(split, head, min(4u * quad, split.tokens - 1u));
-    let lane = quad % BIAS_LANES;
+    let lane = lane_of(quad, slice);
     var most = vec4<f32>();
-    for (var chunk = lane; chunk < DOT_CHUNKS; chunk += BIAS_LANES) {
+    for (var chunk = lane; chunk < DOT_CHUNKS; chunk += BLOCK_LANES) {
         let s = chunk_scales(first, chunk);
         most.x = max(most.x, largest_part(scaled_query(row, chunk, s)));
         if (KEY_ROWS > 1u) {
@@ -55,16 +58,16 @@ fn prepare_queries(split: Split, head: u32, quad: u32, row: u32, local: u32) -> 
             most.w = max(most.w, largest_part(scaled_query(row + 3u, chunk, s)));
         }
     }
-    sh[SH_MAX + local] = most;
+    sh[SH_BLOCK + local] = most;
     workgroupBarrier();
-    for (var i = 0u; i < BIAS_LANES; i++) {
-        most = max(most, sh[SH_MAX + local - lane + i]);
+    for (var i = 0u; i < min(BLOCK_LANES, DOT_CHUNKS); i++) {
+        most = max(most, sh[SH_BLOCK + block_lane(local - slice * QUADS, i)]);
     }
     let unit = most / 127.0;
     let inverse = select(vec4<f32>(), 127.0 / max(most, vec4<f32>(1.0e-30)), most > vec4<f32>(1.0e-30));
     let block = 4u * quad / GROUP;
     if (used) {
-        for (var chunk = lane; chunk < DOT_CHUNKS; chunk += BIAS_LANES) {
+        for (var chunk = lane; chunk < DOT_CHUNKS; chunk += BLOCK_LANES) {
             let s = chunk_scales(first, chunk);
             let at = (block * ROWS + row) * DOT_CHUNKS + chunk;
             sh_rounded[at] = rounded(scaled_query(row, chunk, s), inverse.x);
@@ -92,10 +95,11 @@ fn chunk_dots(sum: vec4<i32>, q: vec4<u32>, c0: vec4<u32>, c1: vec4<u32>, c2: ve
     return four_dots(four_dots(four_dots(four_dots(sum, q.x, c0), q.y, c1), q.z, c2), q.w, c3);
 }
 
-fn tile_logits(split: Split, head: u32, quad: u32, row: u32, query_unit: vec4<f32>) -> Logits {
+// Adds the products of the slice's chunks.
+fn add_logits(logits: ptr<function, Logits>, split: Split, head: u32, quad: u32, slice: u32, row: u32, query_unit: vec4<f32>) {
     let token = 4u * quad;
     if (token >= split.tokens) {
-        return Logits();
+        return;
     }
     let first = head_words(split, head, token);
     let at = (first + token % GROUP) / 4u;
@@ -105,7 +109,7 @@ fn tile_logits(split: Split, head: u32, quad: u32, row: u32, query_unit: vec4<f3
     var sum1 = vec4<i32>();
     var sum2 = vec4<i32>();
     var sum3 = vec4<i32>();
-    for (var chunk = 0u; chunk < DOT_CHUNKS; chunk++) {
+    for (var chunk = slice; chunk < DOT_CHUNKS; chunk += KEY_SLICES) {
         var c0: vec4<u32>;
         var c1: vec4<u32>;
         var c2: vec4<u32>;
@@ -134,14 +138,12 @@ fn tile_logits(split: Split, head: u32, quad: u32, row: u32, query_unit: vec4<f3
             sum3 = chunk_dots(sum3, sh_rounded[q + 3u * DOT_CHUNKS], c0, c1, c2, c3);
         }
     }
-    var logits: Logits;
-    logits.r0 = vec4<f32>(sum0) * query_unit.x;
+    (*logits).r0 += vec4<f32>(sum0) * query_unit.x;
     if (KEY_ROWS > 1u) {
-        logits.r1 = vec4<f32>(sum1) * query_unit.y;
+        (*logits).r1 += vec4<f32>(sum1) * query_unit.y;
     }
     if (KEY_ROWS > 2u) {
-        logits.r2 = vec4<f32>(sum2) * query_unit.z;
-        logits.r3 = vec4<f32>(sum3) * query_unit.w;
+        (*logits).r2 += vec4<f32>(sum2) * query_unit.z;
+        (*logits).r3 += vec4<f32>(sum3) * query_unit.w;
     }
-    return logits;
 }

@@ -8,15 +8,15 @@ fn logit_part(logits: ptr<function, Logits>, words: vec4<u32>, scale: vec4<f32>,
     add_rows(logits, key_channels(words), q0, q1, q2, q3);
 }
 
-fn tile_logits(split: Split, head: u32, quad: u32, row: u32, query_unit: vec4<f32>) -> Logits {
-    var logits: Logits;
+// Adds the products of the slice's words.
+fn add_logits(logits: ptr<function, Logits>, split: Split, head: u32, quad: u32, slice: u32, row: u32, query_unit: vec4<f32>) {
     let token = 4u * quad;
     if (token >= split.tokens) {
-        return logits;
+        return;
     }
     let first = head_words(split, head, token);
     let at = (first + token % GROUP) / 4u;
-    for (var word = 0u; word < KEY_ROW_WORDS; word++) {
+    for (var word = slice; word < KEY_ROW_WORDS; word += KEY_SLICES) {
         let words = slab4[at + word * (GROUP / 4u)];
         let scale = word_scales(first, word);
         let v = word * KEY_PARTS;
@@ -29,10 +29,9 @@ fn tile_logits(split: Split, head: u32, quad: u32, row: u32, query_unit: vec4<f3
             logit_part(&part, words >> vec4<u32>(2u * KEY_BITS), scale.p2, row, v + 2u);
             logit_part(&part, words >> vec4<u32>(3u * KEY_BITS), scale.p3, row, v + 3u);
         }
-        logits.r0 += part.r0;
-        logits.r1 += part.r1;
-        logits.r2 += part.r2;
-        logits.r3 += part.r3;
+        (*logits).r0 += part.r0;
+        (*logits).r1 += part.r1;
+        (*logits).r2 += part.r2;
+        (*logits).r3 += part.r3;
     }
-    return logits;
 }

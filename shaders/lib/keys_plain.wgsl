@@ -1,11 +1,16 @@
 // Keys without parameters, for lib/attend.wgsl: no bias, and queries in the order of the channels.
 
-const BIAS_LANES: u32 = 0u;
+const BLOCK_LANES: u32 = 0u;
+const BIAS_PARTS: u32 = 0u;
+
+fn block_lane(local: u32, lane: u32) -> u32 {
+    return local;
+}
 
 fn query_channel(v: u32, i: u32) -> u32 {
     return 4u * v + i;
 }
 
-fn bias_part(split: Split, head: u32, quad: u32, row: u32) -> vec4<f32> {
+fn bias_part(split: Split, head: u32, quad: u32, slice: u32, row: u32) -> vec4<f32> {
     return vec4<f32>();
 }

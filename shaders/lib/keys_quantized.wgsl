@@ -1,9 +1,48 @@
 // Parameters of a packed page whose keys are codes. Scale and minimum are folded out of the inner loop:
 //   q . k_t = sum_d (q_d s_d) c_td + sum_d q_d m_d
-// The first sum is `tile_logits` of lib/keys_float.wgsl or lib/keys_dot.wgsl, the second is here.
+// The first sum is `add_logits` of lib/keys_float.wgsl or lib/keys_dot.wgsl, the second is here.
 
-// Invocations of a row group that share a block, and so its bias.
-const BIAS_LANES: u32 = GROUP / 4u;
+// Invocations of a row group that share a block, and so its bias: those of its tokens, in all slices.
+const BLOCK_LANES: u32 = GROUP / 4u * KEY_SLICES;
+// Those of them that have words to add to the bias.
+const BIAS_PARTS: u32 = min(BLOCK_LANES, KEY_ROW_WORDS);
+
+fn lane_of(quad: u32, slice: u32) -> u32 {
+    return quad % (GROUP / 4u) + slice * (GROUP / 4u);
+}
+
+// The invocation that is lane `lane` of the same block and row group as invocation `local` of slice 0.
+fn block_lane(local: u32, lane: u32) -> u32 {
+    let first = local - local % (GROUP / 4u);
+    return first + lane % (GROUP / 4u) + lane / (GROUP / 4u) * QUADS;
+}
+
+
+// Running dot products of up to four rows' queries with one vector.
+struct Dots {
+    r0: vec4<f32>,
+    r1: vec4<f32>,
+    r2: vec4<f32>,
+    r3: vec4<f32>,
+}
+
+// Adds vector `v` of the queries of the rows from `row` on.
+fn add_dots(sum: ptr<function, Dots>, row: u32, v: u32, k: vec4<f32>) {
+    (*sum).r0 = fma(sh[row * QUERY_VECS + v], k, (*sum).r0);
+    if (KEY_ROWS > 1u) {
+        (*sum).r1 = fma(sh[(row + 1u) * QUERY_VECS + v], k, (*sum).r1);
+    }
+    if (KEY_ROWS > 2u) {
+        (*sum).r2 = fma(sh[(row + 2u) * QUERY_VECS + v], k, (*sum).r2);
+        (*sum).r3 = fma(sh[(row + 3u) * QUERY_VECS + v], k, (*sum).r3);
+    }
+}
+
+fn finish_dots(s: Dots) -> vec4<f32> {
+    let low = vec4<f32>(s.r0.x, s.r1.x, s.r2.x, s.r3.x) + vec4<f32>(s.r0.y, s.r1.y, s.r2.y, s.r3.y);
+    let high = vec4<f32>(s.r0.z, s.r1.z, s.r2.z, s.r3.z) + vec4<f32>(s.r0.w, s.r1.w, s.r2.w, s.r3.w);
+    return low + high;
+}
 
 // Four key parameters from channel 4 * `v` on. The last word of a row may reach past the channels: its codes are zero, but what lies
 // behind the parameters could decode to NaN.
@@ -49,11 +88,11 @@ fn word_minima(first: u32, word: u32) -> Parts {
 }
 
 // This invocation's share of sum_d q_d m_d of its block: the words that fall to it.
-fn bias_part(split: Split, head: u32, quad: u32, row: u32) -> vec4<f32> {
+fn bias_part(split: Split, head: u32, quad: u32, slice: u32, row: u32) -> vec4<f32> {
     var part: Dots;
     if (4u * quad < split.tokens) {
         let first = head_words(split, head, 4u * quad);
-        for (var word = quad % BIAS_LANES; word < KEY_ROW_WORDS; word += BIAS_LANES) {
+        for (var word = lane_of(quad, slice); word < KEY_ROW_WORDS; word += BLOCK_LANES) {
             let m = word_minima(first, word);
             let v = word * KEY_PARTS;
             add_dots(&part, row, v, m.p0);

@@ -96,18 +96,3 @@ fn natural(a: Parts, zero: f32) -> Parts {
     }
     return Parts(a.p0 + z, a.p1 + z, a.p2 + z, a.p3 + z);
 }
-
-// Four channels of four tokens in 16 bits, from the tokens' words of the first two channels and of the last two: a channel per vector.
-fn pair_channels(low: vec4<u32>, high: vec4<u32>) -> Parts {
-    let f = PACKED_FORMAT;
-    let a = pair(f, low.x);
-    let b = pair(f, low.y);
-    let c = pair(f, low.z);
-    let d = pair(f, low.w);
-    let s = pair(f, high.x);
-    let t = pair(f, high.y);
-    let u = pair(f, high.z);
-    let v = pair(f, high.w);
-    return Parts(
-        vec4<f32>(a.x, b.x, c.x, d.x), vec4<f32>(a.y, b.y, c.y, d.y), vec4<f32>(s.x, t.x, u.x, v.x), vec4<f32>(s.y, t.y, u.y, v.y));
-}

@@ -103,7 +103,7 @@ fn sees(tile: Tile, split: Split, row: u32, token: u32) -> vec4<bool> {
 
 // The number of tokens, which is not 0, makes the condition depend on a storage buffer: see shaders/README.md on branches on uniforms.
 fn has_soft_cap(split: Split) -> bool {
-    return (params.soft_cap > 0.0) & (split.tokens > 0u);
+    return SOFT_CAPS && ((params.soft_cap > 0.0) & (split.tokens > 0u));
 }
 
 // cap * tanh(l / cap). The built-in tanh may overflow or be coarse; this is exact to a few units in the last place of the cap.

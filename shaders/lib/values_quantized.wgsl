@@ -40,7 +40,5 @@ fn tile_values(split: Split, head: u32, chunk: u32, row: u32, begin: u32, end: u
         add_token(&sums, &zero, first, token + 2u, chunk, vec2<f32>(a.z, b.z));
         add_token(&sums, &zero, first, token + 3u, chunk, vec2<f32>(a.w, b.w));
     }
-    let a = natural(Parts(sums.a0, sums.a1, sums.a2, sums.a3), zero.x);
-    let b = natural(Parts(sums.b0, sums.b1, sums.b2, sums.b3), zero.y);
-    return Sums(a.p0, a.p1, a.p2, a.p3, b.p0, b.p1, b.p2, b.p3, sums.weights);
+    return Sums(natural(sums.a, zero.x), natural(sums.b, zero.y), sums.weights);
 }

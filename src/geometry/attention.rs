@@ -61,6 +61,11 @@ impl Geometry {
         tiles
     }
 
+    /// Whether any layer caps its logits: shaders of others go without.
+    pub fn has_soft_caps(&self) -> bool {
+        self.attention_classes.iter().any(|class| class.soft_cap.is_some())
+    }
+
     /// Whether any step may fold.
     pub fn may_fold(&self) -> bool {
         self.folds(self.max_step)

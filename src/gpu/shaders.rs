@@ -1,7 +1,9 @@
 //! Shader assembly: a prelude of constants, the shared pieces, and the pass's own file, concatenated.
 
 use super::io::ABSENT;
-use super::shapes::{AttendShape, CLUSTER_WORKGROUP, FoldShape, cluster_rows, dot_fits};
+use super::shapes::{
+    AttendShape, CLUSTER_WORKGROUP, FoldShape, Source, by_dots, cluster_rows, items_at_most,
+};
 use super::variant::{Variant, lanes};
 use crate::format::{Bits, Dtype, ZeroPoint};
 use crate::geometry::Geometry;
@@ -101,7 +103,7 @@ impl Pass {
                     pieces!["lib/rows.wgsl", "lib/attend.wgsl", "lib/packed.wgsl", "lib/products.wgsl"];
                 pieces.extend(if !g.layout.key_bits.is_quantized() {
                     pieces!["lib/keys_plain.wgsl", "lib/queries_float.wgsl", "lib/keys_sixteen.wgsl"]
-                } else if variant == Variant::IntegerDot && dot_fits(g, rows) {
+                } else if by_dots(g, variant, rows) {
                     pieces!["lib/keys_quantized.wgsl", "lib/keys_dot.wgsl"]
                 } else {
                     pieces!["lib/keys_quantized.wgsl", "lib/queries_float.wgsl", "lib/keys_float.wgsl"]
@@ -118,6 +120,7 @@ impl Pass {
                     "lib/rows.wgsl",
                     "lib/attend.wgsl",
                     "lib/slots.wgsl",
+                    "lib/products.wgsl",
                     "lib/keys_plain.wgsl",
                     "lib/queries_float.wgsl",
                     "attend_window.wgsl"
@@ -253,7 +256,7 @@ fn prelude(pass: Pass, g: &Geometry, variant: Variant) -> String {
         Pass::Merge(_) => {
             let vecs = (l.head_dim / 4).next_power_of_two();
             u("MERGE_VECS", vecs);
-            u("MERGE_SHARES", (128 / vecs).min(16));
+            u("MERGE_SHARES", (256 / vecs).min(16));
         }
         Pass::AttendHistory(_) | Pass::AttendWindow(_) | Pass::FoldHistory | Pass::FoldWindow
             if variant == Variant::Subgroups =>
@@ -262,10 +265,18 @@ fn prelude(pass: Pass, g: &Geometry, variant: Variant) -> String {
             u("LANES", lanes(g));
             u("KEY_ROWS", cluster_rows(rows));
             u("ROW_GROUPS", rows / cluster_rows(rows));
+            u("ITEMS_AT_MOST", items_at_most(variant, pass));
         }
         Pass::AttendHistory(_) | Pass::AttendWindow(_) => {
-            let shape = AttendShape::new(g, rows);
+            let source = match pass {
+                Pass::AttendWindow(_) => Source::Window,
+                _ if by_dots(g, variant, rows) => Source::PageByDots,
+                _ => Source::Page,
+            };
+            let shape = AttendShape::new(g, rows, source);
             u("KEY_ROWS", shape.key_rows);
+            u("ROW_GROUPS", shape.row_groups);
+            u("KEY_SLICES", shape.key_slices);
             u("WORKGROUP", shape.workgroup);
             u("QUERY_VECS", shape.query_vecs);
             u("VALUE_ROWS", shape.value_rows);
@@ -290,6 +301,7 @@ fn prelude(pass: Pass, g: &Geometry, variant: Variant) -> String {
     let fold = matches!(pass, Pass::FoldHistory | Pass::FoldWindow);
     let scale = (f64::from(g.softmax_scale) * std::f64::consts::LOG2_E) as f32;
     let _ = writeln!(text, "const FOLD: bool = {fold};");
+    let _ = writeln!(text, "const SOFT_CAPS: bool = {};", g.has_soft_caps());
     let _ = writeln!(text, "const LOGIT_SCALE: f32 = {scale:e};");
     let _ = writeln!(text, "const ZERO_POINT_ROUNDED: bool = {};", g.zero_point == ZeroPoint::Rounded);
     text

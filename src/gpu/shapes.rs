@@ -4,9 +4,22 @@ use super::shaders::Pass;
 use super::variant::{Variant, lanes};
 use crate::geometry::Geometry;
 
+/// What the attention of a tile reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// A packed page.
+    Page,
+    /// A packed page, its keys by integer dot products.
+    PageByDots,
+    /// Unpacked tokens.
+    Window,
+}
+
 /// How the attention of one tile is divided among the invocations of a workgroup.
 pub(super) struct AttendShape {
     pub(super) key_rows: u32,
+    pub(super) row_groups: u32,
+    pub(super) key_slices: u32,
     pub(super) workgroup: u32,
     pub(super) query_vecs: u32,
     pub(super) value_rows: u32,
@@ -17,30 +30,43 @@ pub(super) struct AttendShape {
 }
 
 impl AttendShape {
-    pub(super) fn new(g: &Geometry, rows: u32) -> AttendShape {
+    pub(super) fn new(g: &Geometry, rows: u32, source: Source) -> AttendShape {
         const QUADS: u32 = 64;
         let padded = g.layout.head_dim.next_multiple_of(16);
         let key_rows = cluster_rows(rows);
         let row_groups = rows / key_rows;
-        let workgroup = QUADS * row_groups;
+        // Invocations that share the channels of a row group's keys. Long sequences have more pages than a GPU can hold, where more invocations for each
+        // cost more than they gain, except that integer dot products then need fewer registers. But unpacked tokens fill one or two splits: few
+        // invocations would wait for their loads.
+        let key_slices = match source {
+            Source::Page => 1,
+            Source::PageByDots => (key_rows / 2).max(1),
+            Source::Window => (4 / row_groups).max(1),
+        };
+        let workgroup = QUADS * row_groups * key_slices;
         let value_rows = rows.min(2);
         let row_pairs = rows / value_rows;
         let chunks = padded / 16;
         let token_shares = previous_power_of_two(workgroup / (chunks * row_pairs));
         // Workgroup memory in vec4, by phase: see lib/attend.wgsl.
-        let logits = rows * padded / 4 + 2 * workgroup;
+        let block = rows * padded / 4 + workgroup;
+        let slices = key_slices / 2 * QUADS * rows;
+        let maxima = row_groups * (QUADS + 8);
         let weights = rows * QUADS;
         let row_sums = token_shares * row_pairs + row_groups;
-        let sums = token_shares / 2 * rows * padded / 4;
+        let sums = token_shares / 2 * chunks * row_pairs * 4;
+        let sh_vecs = [block, slices, maxima, weights, row_sums, sums].into_iter().max().unwrap_or(0);
         AttendShape {
             key_rows,
+            row_groups,
+            key_slices,
             workgroup,
             query_vecs: padded / 4,
             value_rows,
             row_pairs,
             chunks,
             token_shares,
-            sh_vecs: logits.max(weights).max(row_sums).max(sums),
+            sh_vecs,
         }
     }
 }
@@ -64,14 +90,32 @@ pub(super) fn attend_groups(g: &Geometry, variant: Variant, pass: Pass, heads: u
     }
 }
 
+/// Work items of an attention pass that one workgroup takes at most, one after the other: where loading the queries takes as long as a part of a page.
+pub(super) fn items_at_most(variant: Variant, pass: Pass) -> u32 {
+    match (variant, pass) {
+        (Variant::Subgroups, Pass::AttendHistory(_)) => 8,
+        _ => 1,
+    }
+}
+
+/// Work items that one workgroup takes of `count`: few are divided among more workgroups. They do not change a bit.
+pub(super) fn items_each(variant: Variant, pass: Pass, count: u32) -> u32 {
+    (count / 16).clamp(1, items_at_most(variant, pass))
+}
+
 /// Bytes of workgroup memory that integer dot products need for tiles of `rows` rows, besides what all attention does.
 fn dot_bytes(g: &Geometry, rows: u32) -> u32 {
     g.layout.blocks_per_page() * rows * g.layout.head_dim
 }
 
+/// Whether the history's keys meet tiles of `rows` rows by integer dot products.
+pub(super) fn by_dots(g: &Geometry, variant: Variant, rows: u32) -> bool {
+    variant == Variant::IntegerDot && g.layout.key_bits.is_quantized() && dot_fits(g, rows)
+}
+
 /// Whether tiles of `rows` rows can have integer dot products within WebGPU's 16 KiB of workgroup memory; others have f32 ones.
 pub(super) fn dot_fits(g: &Geometry, rows: u32) -> bool {
-    16 * AttendShape::new(g, rows).sh_vecs + dot_bytes(g, rows) <= 16384
+    16 * AttendShape::new(g, rows, Source::PageByDots).sh_vecs + dot_bytes(g, rows) <= 16384
 }
 
 /// Rows of one cluster, and of one invocation for keys.
@@ -107,8 +151,12 @@ pub(super) fn any_dot_fits(g: &Geometry) -> bool {
 /// Bytes of workgroup memory that the largest kernel of this geometry and variant uses.
 pub(super) fn workgroup_bytes(g: &Geometry, variant: Variant) -> u32 {
     let attention = g.split_tiles().into_iter().map(|rows| {
-        let dots = variant == Variant::IntegerDot && dot_fits(g, rows);
-        16 * AttendShape::new(g, rows).sh_vecs + if dots { dot_bytes(g, rows) } else { 0 }
+        let bytes = |source| 16 * AttendShape::new(g, rows, source).sh_vecs;
+        let history = match by_dots(g, variant, rows) {
+            true => bytes(Source::PageByDots) + dot_bytes(g, rows),
+            false => bytes(Source::Page),
+        };
+        history.max(bytes(Source::Window))
     });
     let values = 4 * g.layout.group * g.layout.value_groups();
     let fold = if g.may_fold() { 16 * FoldShape::new(g).sh_vecs } else { 0 };

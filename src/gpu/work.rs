@@ -1,7 +1,7 @@
 //! A step's plan in the words that shaders read, and the dispatches that read them.
 
 use super::shaders::{MAX_GROUPS, Pass};
-use super::shapes::attend_groups;
+use super::shapes::{attend_groups, items_each};
 use super::variant::Variant;
 use crate::geometry::{Geometry, PLAN_PARAMS_STRIDE};
 use crate::plan::{FoldPass, SlabRange, StepPlan};
@@ -112,12 +112,13 @@ impl Work {
                 Pass::Append => (2 * g.token_words()).div_ceil(64),
                 _ => attend_groups(g, variant, pass, heads),
             };
+            let x = count.div_ceil(items_each(variant, pass, count));
             let dispatch = Dispatch {
                 pass,
                 class,
                 slab: slab as usize,
                 params: i as u32 * PLAN_PARAMS_STRIDE,
-                groups: [count.min(MAX_GROUPS), y, count.div_ceil(MAX_GROUPS)],
+                groups: [x.min(MAX_GROUPS), y, x.div_ceil(MAX_GROUPS)],
             };
             match pass {
                 Pass::Append => work.append = Some(dispatch),
