@@ -61,12 +61,12 @@ impl Workload {
 
     /// With the variant that `KIVI_VARIANT` names, where it can run.
     pub fn forced(device: &Device, shape: &Shape, bits: Bits) -> Workload {
-        forced_variant()
-            .and_then(|v| {
-                let options = KvCacheOptions::default().with_variant(v);
-                Workload::with_options(device, shape, bits, &options).ok()
-            })
-            .unwrap_or_else(|| Workload::new(device, shape, bits))
+        let Some(variant) = forced_variant() else { return Workload::new(device, shape, bits) };
+        let options = KvCacheOptions::default().with_variant(variant);
+        match Workload::with_options(device, shape, bits, &options) {
+            Err(Error::VariantUnavailable { .. }) => Workload::new(device, shape, bits),
+            workload => workload.expect("a cache"),
+        }
     }
 
     fn with_options(

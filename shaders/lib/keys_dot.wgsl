@@ -84,11 +84,16 @@ fn prepare_queries(split: Split, head: u32, quad: u32, slice: u32, row: u32, loc
     return unit;
 }
 
+// In a function of its own: where several calls in one block share an argument, naga's MSL declares it twice.
+fn dot_bytes(a: u32, b: u32) -> i32 {
+    return dot4I8Packed(a, b);
+}
+
 // One row's products with a part of four tokens' codes: bytes of 0 to 15, so signed products are right.
 fn four_dots(sum: vec4<i32>, q: u32, codes: vec4<u32>) -> vec4<i32> {
     return sum
         + vec4<i32>(
-            dot4I8Packed(q, codes.x), dot4I8Packed(q, codes.y), dot4I8Packed(q, codes.z), dot4I8Packed(q, codes.w));
+            dot_bytes(q, codes.x), dot_bytes(q, codes.y), dot_bytes(q, codes.z), dot_bytes(q, codes.w));
 }
 
 fn chunk_dots(sum: vec4<i32>, q: vec4<u32>, c0: vec4<u32>, c1: vec4<u32>, c2: vec4<u32>, c3: vec4<u32>) -> vec4<i32> {

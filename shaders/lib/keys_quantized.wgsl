@@ -17,7 +17,6 @@ fn block_lane(local: u32, lane: u32) -> u32 {
     return first + lane % (GROUP / 4u) + lane / (GROUP / 4u) * QUADS;
 }
 
-
 // Running dot products of up to four rows' queries with one vector.
 struct Dots {
     r0: vec4<f32>,

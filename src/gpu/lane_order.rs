@@ -24,7 +24,7 @@ pub(super) async fn is_linear(
     let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
     let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
         label: Some("lane_order"),
-        source: wgpu::ShaderSource::Wgsl(source.text().into()),
+        source: wgpu::ShaderSource::Wgsl(source.target_text().into()),
     });
     let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
         label: Some("lane_order"),

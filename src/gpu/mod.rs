@@ -3,6 +3,7 @@
 mod binding;
 mod buffers;
 mod cache;
+mod catalog;
 mod io;
 mod lane_order;
 mod memory;
@@ -18,6 +19,7 @@ mod work;
 
 pub use binding::LayerBinding;
 pub use cache::{KvCache, KvCacheOptions};
+pub use catalog::{CatalogEntry, catalog};
 pub use io::{IoParams, LayerIo, TensorView, ViewParams};
 pub use memory::MemoryUsage;
 pub use shaders::{Pass, ShaderSource};

@@ -111,7 +111,7 @@ impl Pipelines {
                 .map(|filter| device.push_error_scope(filter));
         let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
             label: Some(pass.entry_point()),
-            source: wgpu::ShaderSource::Wgsl(source.text().into()),
+            source: wgpu::ShaderSource::Wgsl(source.target_text().into()),
         });
         let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label: Some(pass.entry_point()),

@@ -143,7 +143,8 @@ impl Pass {
 
     /// The shader for a cache of this geometry that runs this variant.
     pub fn source(self, g: &Geometry, variant: Variant) -> ShaderSource {
-        let mut source = ShaderSource { text: String::new(), pieces: Vec::new() };
+        let subgroups = variant.features().contains(wgpu::Features::SUBGROUP);
+        let mut source = ShaderSource { text: String::new(), subgroups, pieces: Vec::new() };
         source.push("prelude", &prelude(self, g, variant));
         for (path, text) in self.pieces(g, variant) {
             source.push(path, text);
@@ -154,24 +155,20 @@ impl Pass {
 
 /// The check that the adapter numbers a workgroup's invocations as the cluster kernels need.
 pub(super) fn lane_order(g: &Geometry) -> ShaderSource {
-    let mut source = ShaderSource { text: String::new(), pieces: Vec::new() };
+    let mut source = ShaderSource { text: String::new(), subgroups: true, pieces: Vec::new() };
     let constants =
         format!("const WORKGROUP: u32 = {CLUSTER_WORKGROUP}u;\nconst LANES: u32 = {}u;\n", lanes(g));
-    source.push("prelude", &(String::from(enable_line(Variant::Subgroups)) + &constants));
+    source.push("prelude", &constants);
     source.push("lane_order.wgsl", include_str!("../../shaders/lane_order.wgsl"));
     source
-}
-
-/// Browsers want it, naga refuses it.
-fn enable_line(variant: Variant) -> &'static str {
-    let subgroups = variant.features().contains(wgpu::Features::SUBGROUP);
-    if subgroups && cfg!(target_arch = "wasm32") { "enable subgroups;\n" } else { "" }
 }
 
 /// An assembled shader that knows which file each line came from.
 #[derive(Debug, Clone)]
 pub struct ShaderSource {
     text: String,
+    /// Whether it uses subgroup operations.
+    subgroups: bool,
     /// (file, its first line)
     pieces: Vec<(&'static str, u32)>,
 }
@@ -185,9 +182,20 @@ impl ShaderSource {
         }
     }
 
-    /// The WGSL text.
+    /// The WGSL text, as naga reads it.
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// The WGSL text for browsers, which want a line for each feature that naga refuses.
+    pub fn browser_text(&self) -> String {
+        let enable = if self.subgroups { "enable subgroups;\n" } else { "" };
+        format!("{enable}{}", self.text)
+    }
+
+    /// The WGSL text for the target that this is compiled for.
+    pub(super) fn target_text(&self) -> String {
+        if cfg!(target_arch = "wasm32") { self.browser_text() } else { self.text.clone() }
     }
 
     /// Stem of the pass's own file.
@@ -205,8 +213,7 @@ impl ShaderSource {
 /// The constants of a pass.
 fn prelude(pass: Pass, g: &Geometry, variant: Variant) -> String {
     let l = &g.layout;
-    let mut text = String::from(enable_line(variant));
-    text.push_str("// Generated: constants of this cache's geometry.\n");
+    let mut text = String::from("// Generated: constants of this cache's geometry.\n");
     let mut u = |name: &str, value: u32| {
         let _ = writeln!(text, "const {name}: u32 = {value}u;");
     };

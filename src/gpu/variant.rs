@@ -17,7 +17,7 @@ pub enum Variant {
     /// [`wgpu::Features::SUBGROUP`] whose subgroups have at least `head_dim / 16` invocations.
     Subgroups,
     /// Logits of decode steps by integer dot products (`dot4I8Packed`), with the queries times the scales rounded to 8 bits per row and block; the rest
-    /// as [`Variant::Portable`]. For 2 and 4-bit keys and a head_dim that is a multiple of 16;
+    /// as [`Variant::Portable`]. For 2 and 4-bit keys and a head_dim that is a multiple of 16, not on DX12;
     /// in tiles of more rows than workgroup memory holds (about 8: several new tokens, or more than 8 query heads per KV head) and in long chunks
     /// keys are as in `Portable`. On the activations in tests/data with 2-bit keys
     /// and values the rounding moves a row of the output by 0.3 % of its norm on average and by up to 6 %, where 2 bits have moved it by 13 %.
@@ -34,6 +34,12 @@ impl Variant {
             Variant::Portable | Variant::IntegerDot => wgpu::Features::empty(),
             Variant::Subgroups => wgpu::Features::SUBGROUP,
         }
+    }
+
+    /// Whether it runs on a backend of wgpu. On DX12, DXC refuses what naga makes of `dot4I8Packed`: `dot4add_i8packed(a, b, 0)`, whose 0 it takes for
+    /// a 64-bit integer (<https://github.com/microsoft/DirectXShaderCompiler/issues/7400>).
+    pub fn runs_on(self, backend: wgpu::Backend) -> bool {
+        self != Variant::IntegerDot || backend != wgpu::Backend::Dx12
     }
 
     /// Whether it has kernels for this geometry; if not, what it needs.
@@ -59,6 +65,9 @@ impl Variant {
     /// Whether `device` can run it with this geometry; if not, what is missing.
     pub(super) fn available(self, device: &wgpu::Device, g: &Geometry) -> Result<(), &'static str> {
         self.supports(g)?;
+        if !self.runs_on(device.adapter_info().backend) {
+            return Err("a backend other than DX12");
+        }
         if !device.features().contains(self.features()) {
             return Err("a device with the features that Variant::features names");
         }
@@ -103,7 +112,10 @@ impl Variant {
         const AMD: u32 = 0x1002;
         if adapter.device_type == wgpu::DeviceType::Cpu {
             Variant::Subgroups
-        } else if g.layout.key_bits == Bits::Two && adapter.vendor == AMD {
+        } else if g.layout.key_bits == Bits::Two
+            && adapter.vendor == AMD
+            && Variant::IntegerDot.runs_on(adapter.backend)
+        {
             Variant::IntegerDot
         } else {
             Variant::Portable

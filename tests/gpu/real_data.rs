@@ -3,7 +3,7 @@
 #[path = "../../examples/support/real_data.rs"]
 mod files;
 
-use crate::support::{Pair, Tensors, skipped};
+use crate::support::{Pair, Tensors, may_be_missing, skipped};
 use files::RealData;
 use kivi_wgpu::{Bits, CacheConfig, Error, SequenceStep, Variant};
 use std::path::PathBuf;
@@ -61,7 +61,7 @@ fn real_models_with_every_variant() {
         run(Bits::Two, Bits::Two, 0, |config| {
             let mut pair = match Pair::with_variant(config, variant) {
                 Ok(pair) => pair,
-                Err(Error::VariantUnavailable { needed, .. }) if variant == Variant::Subgroups => {
+                Err(Error::VariantUnavailable { needed, .. }) if may_be_missing(variant) => {
                     skipped(variant, needed);
                     return None;
                 }

@@ -32,6 +32,9 @@ pub fn device_with(features: wgpu::Features, limits: wgpu::Limits) -> (wgpu::Dev
     pollster::block_on(async {
         let adapter = adapter().await;
         eprintln!("adapter: {}", adapter.get_info().name);
+        // `KIVI_OPTIONAL_FEATURES=0`: WebGPU's defaults only.
+        let optional = std::env::var("KIVI_OPTIONAL_FEATURES").map_or(true, |v| v != "0");
+        let features = if optional { features } else { wgpu::Features::empty() };
         let descriptor = wgpu::DeviceDescriptor {
             required_features: adapter.features() & features,
             required_limits: limits,
@@ -58,6 +61,11 @@ async fn adapter() -> wgpu::Adapter {
 pub fn skipped(variant: Variant, needed: &str) {
     let test = std::thread::current().name().unwrap_or_default().to_string();
     let _ = writeln!(std::io::stderr(), "skipped in {test}: {variant:?} kernels need {needed}");
+}
+
+/// Whether a device may lack this variant: portable kernels run on all, and what the others miss depends on the adapter.
+pub fn may_be_missing(variant: Variant) -> bool {
+    variant == Variant::Subgroups || !variant.runs_on(device().0.adapter_info().backend)
 }
 
 /// Whether to run full products of choices instead of pairs that cover them (`KIVI_FULL=1`).

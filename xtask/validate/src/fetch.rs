@@ -1,0 +1,103 @@
+//! Finds compilers, or fetches them into the target folder.
+
+use crate::Options;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Whether a command ran and succeeded; what it prints is not shown.
+pub fn quietly(command: &mut Command) -> bool {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|s| s.success())
+}
+
+/// The first line that a command prints.
+pub fn first_line(command: &mut Command) -> String {
+    let output = command.stdin(Stdio::null()).output().map(|o| o.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&output).lines().next().unwrap_or_default().trim().to_string()
+}
+
+/// Makes a folder, without what was in it.
+pub fn empty(folder: &Path) -> Result<(), String> {
+    let _ = std::fs::remove_dir_all(folder);
+    std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))
+}
+
+/// A kernel's name as a file's.
+pub fn file_name(kernel: &str, extension: &str) -> String {
+    format!("{}.{extension}", kernel.replace('/', "_"))
+}
+
+/// A program on the path, or out of a Debian package.
+pub fn program_or_debian(options: &Options, program: &str, package: &str, path: &str) -> Option<PathBuf> {
+    if quietly(Command::new(program).arg("--version")) {
+        return Some(program.into());
+    }
+    debian_file(options, package, path)
+}
+
+/// A file of a Debian package, unpacked into the target folder; nothing is installed.
+pub fn debian_file(options: &Options, package: &str, path: &str) -> Option<PathBuf> {
+    unpacked(options, &format!("debian/{package}"), path, |folder| {
+        eprintln!("fetching Debian's {package} ...");
+        // apt's own downloader drops its rights, and then may not write here: it falls back, with a warning.
+        quietly(Command::new("apt-get").args(["download", package]).current_dir(folder));
+        let archive = file_in(folder, "deb")?;
+        quietly(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(folder)).then_some(())
+    })
+}
+
+/// A file of a wheel on PyPI with this checksum, unpacked into the target folder.
+pub fn wheel_file(options: &Options, package: &str, sha256: &str, path: &str) -> Option<PathBuf> {
+    unpacked(options, &format!("wheels/{package}"), path, |folder| {
+        eprintln!("fetching {package} from PyPI ...");
+        // The wheel's Python is not ours: only the library in it is wanted.
+        let python =
+            ["--python-version", "3.11", "--implementation", "cp", "--platform", "manylinux_2_28_x86_64"];
+        quietly(
+            Command::new("python3")
+                .args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "-d", "."])
+                .args(python)
+                .arg(package)
+                .current_dir(folder),
+        );
+        let wheel = file_in(folder, "whl")?;
+        let sum = first_line(Command::new("sha256sum").arg(&wheel));
+        if !sum.starts_with(sha256) {
+            eprintln!("{} has another checksum than {sha256}: {sum}", wheel.display());
+            return None;
+        }
+        quietly(Command::new("python3").args(["-m", "zipfile", "-e"]).arg(&wheel).arg(folder)).then_some(())
+    })
+}
+
+fn file_in(folder: &Path, extension: &str) -> Option<PathBuf> {
+    let files = std::fs::read_dir(folder).ok()?.filter_map(|e| Some(e.ok()?.path()));
+    files.into_iter().find(|p| p.extension().is_some_and(|e| e == extension))
+}
+
+/// A file of a folder that `unpack` fills: aside, and renamed when it is whole.
+fn unpacked(
+    options: &Options,
+    name: &str,
+    path: &str,
+    unpack: impl FnOnce(&Path) -> Option<()>,
+) -> Option<PathBuf> {
+    let folder = options.folder.join(name);
+    let file = folder.join(path);
+    if file.exists() {
+        return Some(file);
+    }
+    if !options.fetch {
+        return None;
+    }
+    let aside = options.folder.join(format!("{name}.part"));
+    empty(&aside).ok()?;
+    unpack(&aside)?;
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::rename(&aside, &folder).ok()?;
+    file.exists().then_some(file)
+}
