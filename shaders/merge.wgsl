@@ -17,7 +17,6 @@
 @group(1) @binding(2) var<storage, read> host_sinks: array<u32>;
 @group(1) @binding(3) var<storage, read_write> host_lse: array<u32>;
 
-const MERGE_WORKGROUP: u32 = 256u;
 const VECS: u32 = HEAD_DIM / 4u;
 const LOG2_E: f32 = 1.4426950408889634;
 const LN_2: f32 = 0.6931471805599453;

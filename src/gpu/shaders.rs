@@ -263,7 +263,10 @@ fn prelude(pass: Pass, g: &Geometry, variant: Variant) -> String {
         Pass::Merge(_) => {
             let vecs = (l.head_dim / 4).next_power_of_two();
             u("MERGE_VECS", vecs);
-            u("MERGE_SHARES", (256 / vecs).min(16));
+            // Few splits leave most invocations without work, which costs a software adapter more than it gains with many.
+            let workgroup = if variant == Variant::Subgroups { vecs.max(64) } else { 256 };
+            u("MERGE_WORKGROUP", workgroup);
+            u("MERGE_SHARES", (workgroup / vecs).min(16));
         }
         Pass::AttendHistory(_) | Pass::AttendWindow(_) | Pass::FoldHistory | Pass::FoldWindow
             if variant == Variant::Subgroups =>

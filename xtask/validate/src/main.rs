@@ -95,7 +95,8 @@ fn options() -> Result<Options, String> {
 
 /// The root of the repository.
 fn repository() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+    root.canonicalize().unwrap_or(root)
 }
 
 type Check = fn(&Options, &[Kernel]) -> Report;
