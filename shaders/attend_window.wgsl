@@ -38,10 +38,6 @@ fn add_logits(logits: ptr<function, Logits>, split: Split, head: u32, quad: u32,
     }
 }
 
-fn add_vector(logits: ptr<function, Logits>, k: Parts, row: u32, v: u32) {
-    add_rows(logits, k, query(row, v), query(row + 1u, v), query(row + 2u, v), query(row + 3u, v));
-}
-
 // A chunk of channels that reaches past the row reads its neighbour; those sums are not written.
 fn add_token(sums: ptr<function, Sums>, slot: u32, head: u32, chunk: u32, p: vec2<f32>) {
     (*sums).weights += p;

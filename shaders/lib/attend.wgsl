@@ -26,16 +26,11 @@ fn added(x: Parts, y: Parts) -> Parts {
     return Parts(x.p0 + y.p0, x.p1 + y.p1, x.p2 + y.p2, x.p3 + y.p3);
 }
 
-fn fma_parts(p: f32, x: Parts, sum: Parts) -> Parts {
-    let v = vec4<f32>(p);
-    return Parts(fma(v, x.p0, sum.p0), fma(v, x.p1, sum.p1), fma(v, x.p2, sum.p2), fma(v, x.p3, sum.p3));
-}
-
 // Adds a token's 16 channels with weights `p` of the two rows.
 fn add_weighted(sums: ptr<function, Sums>, x: Parts, p: vec2<f32>) {
-    (*sums).a = fma_parts(p.x, x, (*sums).a);
+    (*sums).a = add_scaled((*sums).a, p.x, x);
     if (VALUE_ROWS > 1u) {
-        (*sums).b = fma_parts(p.y, x, (*sums).b);
+        (*sums).b = add_scaled((*sums).b, p.y, x);
     }
 }
 

@@ -110,11 +110,6 @@ fn joined(sum: Parts, shrink: f32, part: Parts, zero: f32) -> Parts {
         fma(sum.p0, s, part.p0 + z), fma(sum.p1, s, part.p1 + z), fma(sum.p2, s, part.p2 + z), fma(sum.p3, s, part.p3 + z));
 }
 
-fn add_scaled(a: Parts, s: f32, b: Parts) -> Parts {
-    let v = vec4<f32>(s);
-    return Parts(fma(v, b.p0, a.p0), fma(v, b.p1, a.p1), fma(v, b.p2, a.p2), fma(v, b.p3, a.p3));
-}
-
 // Adds a token's 16 channels with the rows' weights `p`.
 fn add_weighted(sums: ptr<function, Sums>, x: Parts, p: vec4<f32>) {
     (*sums).r0 = add_scaled((*sums).r0, p.x, x);

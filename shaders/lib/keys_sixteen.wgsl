@@ -11,6 +11,6 @@ fn add_logits(logits: ptr<function, Logits>, split: Split, head: u32, quad: u32,
         // Four tokens' words of channels 4v, 4v + 1 and 4v + 2, 4v + 3.
         let k = pair_channels(
             PACKED_FORMAT, slab4[at + 2u * v * (GROUP / 4u)], slab4[at + (2u * v + 1u) * (GROUP / 4u)]);
-        add_rows(logits, k, query(row, v), query(row + 1u, v), query(row + 2u, v), query(row + 3u, v));
+        add_vector(logits, k, row, v);
     }
 }

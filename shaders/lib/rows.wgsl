@@ -63,6 +63,12 @@ struct Parts {
     p3: vec4<f32>,
 }
 
+// a + s * b.
+fn add_scaled(a: Parts, s: f32, b: Parts) -> Parts {
+    let v = vec4<f32>(s);
+    return Parts(fma(v, b.p0, a.p0), fma(v, b.p1, a.p1), fma(v, b.p2, a.p2), fma(v, b.p3, a.p3));
+}
+
 // 16 channels from eight words of 16-bit elements.
 fn sixteen_channels(format: u32, low: vec4<u32>, high: vec4<u32>) -> Parts {
     return Parts(

@@ -114,7 +114,7 @@ pub(super) fn by_dots(g: &Geometry, variant: Variant, rows: u32) -> bool {
 }
 
 /// Whether tiles of `rows` rows can have integer dot products within WebGPU's 16 KiB of workgroup memory; others have f32 ones.
-pub(super) fn dot_fits(g: &Geometry, rows: u32) -> bool {
+fn dot_fits(g: &Geometry, rows: u32) -> bool {
     let shape = AttendShape::new(g, rows, Source::PageByDots);
     shape.workgroup <= 256 && 16 * shape.sh_vecs + dot_bytes(g, rows) <= 16384
 }

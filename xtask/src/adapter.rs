@@ -3,6 +3,7 @@
 use crate::{cargo, run};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use xtask::fetch::{self, Store, has};
 
 /// Makes sure that wgpu finds an adapter.
 pub fn ensure() -> Result<(), String> {
@@ -40,11 +41,6 @@ fn adapters() -> Option<String> {
     String::from_utf8(output.stdout).ok()
 }
 
-fn has(program: &str) -> bool {
-    let probe = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    probe.is_ok_and(|s| s.success())
-}
-
 fn install_software_driver() -> Result<(), String> {
     if !has("apt-get") {
         return Err("wgpu finds no adapter. Install a Vulkan driver for your GPU, or Mesa's software one: \
@@ -80,24 +76,7 @@ pub fn swiftshader() -> Result<PathBuf, String> {
     if installed.exists() {
         return Ok(installed);
     }
-    let target = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"), PathBuf::from);
-    let folder = target.join("validate/debian").join(PACKAGE);
-    let fetched = folder.join(FILE);
-    if !fetched.exists() {
-        let missing = || format!("SwiftShader comes with Debian's {PACKAGE}, which cannot be fetched here");
-        if !has("apt-get") || !has("dpkg-deb") {
-            return Err(missing());
-        }
-        println!("Fetching SwiftShader from Debian's {PACKAGE} (30 MB) ...");
-        std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-        run(Command::new("apt-get").args(["download", PACKAGE]).current_dir(&folder))?;
-        let files =
-            std::fs::read_dir(&folder).map_err(|e| e.to_string())?.filter_map(|f| Some(f.ok()?.path()));
-        let archive =
-            files.into_iter().find(|f| f.extension().is_some_and(|e| e == "deb")).ok_or_else(missing)?;
-        run(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&folder))?;
-        let _ = std::fs::remove_file(archive);
-    }
+    let fetched = fetch::debian_file(&Store::default(), PACKAGE, FILE)
+        .ok_or_else(|| format!("SwiftShader comes with Debian's {PACKAGE}, which cannot be fetched here"))?;
     fetched.canonicalize().map_err(|e| format!("{}: {e}", fetched.display()))
 }

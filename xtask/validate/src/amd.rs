@@ -4,6 +4,7 @@
 mod pipeline;
 
 use crate::kernels::{Binding, Kernel};
+use crate::parallel::threads;
 use crate::report::Report;
 use crate::{Options, repository, spirv};
 use kivi_wgpu::Variant;
@@ -16,7 +17,7 @@ use std::process::{Command, ExitCode, Stdio};
 const NAME: &str = "AMD";
 /// RDNA 3.
 const FAMILY: &str = "gfx1100";
-/// First argument of a worker's process; then files follow.
+/// First argument of a worker's process; then jobs follow.
 pub const WORKER: &str = "amd-worker";
 
 /// What the compiler made of a kernel.
@@ -70,7 +71,7 @@ pub fn check(options: &Options, kernels: &[Kernel]) -> Report {
     };
     let seen: Vec<&Kernel> =
         for_gpus(kernels).step_by(options.sample).chain(for_software(kernels, options)).collect();
-    let files = match spirv::write(&options.folder.join("amd"), seen.iter().copied(), 0) {
+    let files = match spirv::write(&options.store.folder.join("amd"), seen.iter().copied(), 0) {
         Ok(files) => files,
         Err(error) => return Report::failed(NAME, error),
     };
@@ -119,7 +120,7 @@ pub fn check(options: &Options, kernels: &[Kernel]) -> Report {
     if options.sample > 1 {
         report.left_out.push(format!("of the others only every {}th", options.sample));
     }
-    let table = options.folder.join("amd.md");
+    let table = options.store.folder.join("amd.md");
     match std::fs::write(&table, whole_table(&statistics)) {
         Ok(()) => report.notes.push(format!("every kernel: {}", table.display())),
         Err(error) => report.errors.push(error.to_string()),
@@ -149,7 +150,7 @@ fn run_workers(
     errors: &mut Vec<String>,
 ) -> Result<(String, Table), String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = threads();
     let workers: Vec<_> = (0..threads)
         .map(|first| {
             Command::new(&program)

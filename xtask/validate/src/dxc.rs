@@ -1,10 +1,12 @@
 //! HLSL and DXC, as wgpu compiles for DX12. Shader model 6.0 is the least that DXC knows; 6.6 brings integer dot products of its own.
 
+use crate::Options;
 use crate::kernels::Kernel;
+use crate::parallel::in_pieces;
 use crate::report::Report;
-use crate::{Options, fetch};
 use hassle_rs::{Dxc, DxcCompiler, DxcLibrary};
 use kivi_wgpu::wgpu;
+use xtask::fetch;
 
 const NAME: &str = "DXC";
 /// The only build of DXC for Linux on PyPI.
@@ -14,7 +16,7 @@ const PROFILES: [&str; 2] = ["cs_6_0", "cs_6_6"];
 
 pub fn check(options: &Options, kernels: &[Kernel]) -> Report {
     let path = "compushady/backends/libdxcompiler_x86_64.so";
-    let Some(library) = fetch::wheel_file(options, WHEEL, SHA256, path) else {
+    let Some(library) = fetch::wheel_file(&options.store, WHEEL, SHA256, path) else {
         return Report::skipped(
             NAME,
             format!("not found; needs Linux on x86-64, and python3 with pip to fetch {WHEEL}"),
@@ -26,17 +28,7 @@ pub fn check(options: &Options, kernels: &[Kernel]) -> Report {
     };
     let on_dx12 = |k: &&Kernel| k.variant.runs_on(wgpu::Backend::Dx12);
     let seen: Vec<&Kernel> = kernels.iter().filter(on_dx12).step_by(options.sample).collect();
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let errors: Vec<String> = std::thread::scope(|scope| {
-        // Every thread its own compiler; kernels of a kind lie next to each other, so they are dealt out.
-        let parts: Vec<_> = (0..threads)
-            .map(|first| {
-                let (dxc, seen) = (&dxc, &seen);
-                scope.spawn(move || compile_all(dxc, seen.iter().skip(first).step_by(threads)))
-            })
-            .collect();
-        parts.into_iter().flat_map(|part| part.join().expect("hassle-rs does not panic")).collect()
-    });
+    let errors = in_pieces(&seen, 8, |piece| compile_all(&dxc, piece));
     let mut report = Report::ran(format!("{NAME} ({WHEEL}), {}", PROFILES.join(" and ")), seen.len(), errors);
     let others = kernels.iter().filter(|k| !k.variant.runs_on(wgpu::Backend::Dx12)).count();
     report.left_out.push(format!("{others} others are of variants that never run on DX12"));
@@ -50,7 +42,8 @@ pub fn check(options: &Options, kernels: &[Kernel]) -> Report {
     report
 }
 
-fn compile_all<'k>(dxc: &Dxc, kernels: impl Iterator<Item = &'k &'k Kernel>) -> Vec<String> {
+/// Their errors, from a compiler of their own.
+fn compile_all(dxc: &Dxc, kernels: &[&Kernel]) -> Vec<String> {
     let (compiler, library) = match dxc.create_compiler().and_then(|c| Ok((c, dxc.create_library()?))) {
         Ok(both) => both,
         Err(error) => return vec![error.to_string()],

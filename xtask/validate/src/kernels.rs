@@ -1,5 +1,6 @@
 //! The catalog in the languages that compilers read.
 
+use crate::parallel::in_pieces;
 use crate::report::Report;
 use kivi_wgpu::gpu::{CatalogEntry, catalog};
 use kivi_wgpu::{Variant, wgpu};
@@ -59,13 +60,7 @@ fn control(@builtin(local_invocation_index) local: u32) {
 /// Every kernel once, and what naga says of the catalog.
 pub fn all() -> (Vec<Kernel>, Report) {
     let entries = catalog();
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let lowered: Vec<Result<(Kernel, Vec<u32>), String>> = std::thread::scope(|scope| {
-        let parts = entries.chunks(entries.len().div_ceil(threads));
-        let parts: Vec<_> =
-            parts.map(|part| scope.spawn(|| part.iter().map(lower).collect::<Vec<_>>())).collect();
-        parts.into_iter().flat_map(|part| part.join().expect("naga does not panic")).collect()
-    });
+    let lowered = in_pieces(&entries, 32, |piece| piece.iter().map(lower).collect());
     let mut seen = HashSet::new();
     let mut kernels = Vec::new();
     let mut errors = Vec::new();

@@ -2,9 +2,9 @@
 
 mod amd;
 mod dxc;
-mod fetch;
 mod kernels;
 mod metal;
+mod parallel;
 mod report;
 mod spirv;
 mod tint;
@@ -13,6 +13,7 @@ use kernels::Kernel;
 use report::Report;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use xtask::fetch::Store;
 
 const USAGE: &str = "\
 cargo xtask validate [OPTIONS]
@@ -26,11 +27,9 @@ cargo xtask validate [OPTIONS]
 pub struct Options {
     only: Vec<String>,
     sample: usize,
-    fetch: bool,
     record: bool,
     require_all: bool,
-    /// Where compilers and intermediate files are kept: in the target folder.
-    folder: PathBuf,
+    store: Store,
 }
 
 impl Options {
@@ -57,11 +56,8 @@ fn main() -> ExitCode {
 
 fn options() -> Result<Options, String> {
     use lexopt::prelude::*;
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
-    let folder = target.join("validate");
-    let mut options =
-        Options { only: Vec::new(), sample: 1, fetch: true, record: false, require_all: false, folder };
+    let store = Store::default();
+    let mut options = Options { only: Vec::new(), sample: 1, record: false, require_all: false, store };
     let mut parser = lexopt::Parser::from_env();
     let usage = |e: lexopt::Error| format!("{e}\n{USAGE}");
     while let Some(argument) = parser.next().map_err(usage)? {
@@ -74,7 +70,7 @@ fn options() -> Result<Options, String> {
                 options.only.push(name);
             }
             Long("sample") => options.sample = parser.value().and_then(|v| v.parse()).map_err(usage)?,
-            Long("no-fetch") => options.fetch = false,
+            Long("no-fetch") => options.store.fetch = false,
             Long("record") => options.record = true,
             Long("require-all") => options.require_all = true,
             Long("help") => {
@@ -110,7 +106,8 @@ const TOOLS: [(&str, Check); 5] = [
 
 /// Whether no compiler refused anything.
 fn validate(options: &Options) -> Result<bool, String> {
-    std::fs::create_dir_all(&options.folder).map_err(|e| format!("{}: {e}", options.folder.display()))?;
+    let folder = &options.store.folder;
+    std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     let (kernels, naga) = kernels::all();
     let mut reports = vec![naga];
     for (name, check) in TOOLS {

@@ -1,19 +1,21 @@
 //! MSL against a stub of Metal's standard library, by g++: names, arities and types. Apple's compiler runs on macOS only.
 
+use crate::Options;
 use crate::kernels::Kernel;
+use crate::parallel::in_pieces;
 use crate::report::Report;
-use crate::{Options, fetch};
 use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
+use xtask::fetch;
 
 const NAME: &str = "MSL syntax";
 
 pub fn check(options: &Options, kernels: &[Kernel]) -> Report {
-    if !fetch::quietly(Command::new("g++").arg("--version")) {
+    if !fetch::has("g++") {
         return Report::skipped(NAME, "g++ is not found");
     }
-    let folder = options.folder.join("metal");
+    let folder = options.store.folder.join("metal");
     let stub = fetch::empty(&folder).and_then(|()| {
         std::fs::write(folder.join("metal_stdlib"), include_str!("metal_stdlib.h"))
             .and_then(|()| std::fs::create_dir(folder.join("simd")))
@@ -23,17 +25,7 @@ pub fn check(options: &Options, kernels: &[Kernel]) -> Report {
     if let Err(error) = stub {
         return Report::failed(NAME, error);
     }
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let errors = std::thread::scope(|scope| {
-        let folder = &folder;
-        let parts: Vec<_> = kernels
-            .chunks(kernels.len().div_ceil(threads).max(1))
-            .map(|part| {
-                scope.spawn(move || part.chunks(BATCH).flat_map(|b| compile(folder, b)).collect::<Vec<_>>())
-            })
-            .collect();
-        parts.into_iter().flat_map(|part| part.join().expect("no panic")).collect()
-    });
+    let errors = in_pieces(kernels, BATCH, |piece| compile(&folder, piece));
     let version = fetch::first_line(Command::new("g++").arg("--version"));
     Report::ran(format!("{NAME} ({version})"), kernels.len(), errors)
 }

@@ -1,21 +1,23 @@
 //! SPIR-V and spirv-val.
 
+use crate::Options;
 use crate::kernels::Kernel;
 use crate::report::Report;
-use crate::{Options, fetch};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use xtask::fetch;
 
 const NAME: &str = "spirv-val";
 
 pub fn check(options: &Options, kernels: &[Kernel]) -> Report {
-    let Some(program) = fetch::program_or_debian(options, NAME, "spirv-tools", "usr/bin/spirv-val") else {
+    let Some(program) = fetch::program_or_debian(&options.store, NAME, "spirv-tools", "usr/bin/spirv-val")
+    else {
         return Report::skipped(NAME, "not found; apt-get install spirv-tools");
     };
     let version = fetch::first_line(Command::new(&program).arg("--version"));
     let mut errors = Vec::new();
     for (at, target) in ["vulkan1.3", "vulkan1.1"].into_iter().enumerate() {
-        let files = match write(&options.folder.join("spirv").join(target), kernels, at) {
+        let files = match write(&options.store.folder.join("spirv").join(target), kernels, at) {
             Ok(files) => files,
             Err(error) => return Report::failed(NAME, error),
         };

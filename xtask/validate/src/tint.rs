@@ -1,24 +1,25 @@
 //! Tint, which Chromium's browsers use, through Dawn's null backend.
 
+use crate::Options;
 use crate::kernels::Kernel;
 use crate::report::Report;
-use crate::{Options, fetch};
 use std::process::Command;
+use xtask::fetch;
 
 const NAME: &str = "Tint";
 /// Dawn for Node.
 const PACKAGE: &str = "webgpu@0.6.2";
 
 pub fn check(options: &Options, kernels: &[Kernel]) -> Report {
-    let folder = options.folder.join(PACKAGE);
-    if !fetch::quietly(Command::new("node").arg("--version")) {
+    let folder = options.store.folder.join(PACKAGE);
+    if !fetch::has("node") {
         return Report::skipped(NAME, "Node is not found; apt-get install nodejs npm");
     }
     if let Err(error) = std::fs::create_dir_all(&folder) {
         return Report::failed(NAME, error.to_string());
     }
     if !folder.join("node_modules/webgpu").exists() {
-        if options.fetch {
+        if options.store.fetch {
             eprintln!("fetching {PACKAGE} from npm ...");
             fetch::quietly(
                 Command::new("npm")

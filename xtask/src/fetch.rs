@@ -1,8 +1,32 @@
 //! Finds compilers, or fetches them into the target folder.
 
-use crate::Options;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+/// Where fetched programs and intermediate files are kept: in the target folder.
+pub struct Store {
+    pub folder: PathBuf,
+    /// Whether what is missing may be fetched.
+    pub fetch: bool,
+}
+
+impl Default for Store {
+    fn default() -> Store {
+        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(
+            || {
+                let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+                root.canonicalize().unwrap_or(root).join("target")
+            },
+            PathBuf::from,
+        );
+        Store { folder: target.join("validate"), fetch: true }
+    }
+}
+
+/// Whether a program is there; it has to know `--version`.
+pub fn has(program: &str) -> bool {
+    quietly(Command::new(program).arg("--version"))
+}
 
 /// Whether a command ran and succeeded; what it prints is not shown.
 pub fn quietly(command: &mut Command) -> bool {
@@ -32,27 +56,29 @@ pub fn file_name(kernel: &str, extension: &str) -> String {
 }
 
 /// A program on the path, or out of a Debian package.
-pub fn program_or_debian(options: &Options, program: &str, package: &str, path: &str) -> Option<PathBuf> {
-    if quietly(Command::new(program).arg("--version")) {
+pub fn program_or_debian(store: &Store, program: &str, package: &str, path: &str) -> Option<PathBuf> {
+    if has(program) {
         return Some(program.into());
     }
-    debian_file(options, package, path)
+    debian_file(store, package, path)
 }
 
 /// A file of a Debian package, unpacked into the target folder; nothing is installed.
-pub fn debian_file(options: &Options, package: &str, path: &str) -> Option<PathBuf> {
-    unpacked(options, &format!("debian/{package}"), path, |folder| {
+pub fn debian_file(store: &Store, package: &str, path: &str) -> Option<PathBuf> {
+    unpacked(store, &format!("debian/{package}"), path, |folder| {
         eprintln!("fetching Debian's {package} ...");
         // apt's own downloader drops its rights, and then may not write here: it falls back, with a warning.
         quietly(Command::new("apt-get").args(["download", package]).current_dir(folder));
         let archive = file_in(folder, "deb")?;
-        quietly(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(folder)).then_some(())
+        let whole = quietly(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(folder));
+        let _ = std::fs::remove_file(archive);
+        whole.then_some(())
     })
 }
 
 /// A file of a wheel on PyPI with this checksum, unpacked into the target folder.
-pub fn wheel_file(options: &Options, package: &str, sha256: &str, path: &str) -> Option<PathBuf> {
-    unpacked(options, &format!("wheels/{package}"), path, |folder| {
+pub fn wheel_file(store: &Store, package: &str, sha256: &str, path: &str) -> Option<PathBuf> {
+    unpacked(store, &format!("wheels/{package}"), path, |folder| {
         eprintln!("fetching {package} from PyPI ...");
         // The wheel's Python is not ours: only the library in it is wanted.
         let python =
@@ -81,20 +107,20 @@ fn file_in(folder: &Path, extension: &str) -> Option<PathBuf> {
 
 /// A file of a folder that `unpack` fills: aside, and renamed when it is whole.
 fn unpacked(
-    options: &Options,
+    store: &Store,
     name: &str,
     path: &str,
     unpack: impl FnOnce(&Path) -> Option<()>,
 ) -> Option<PathBuf> {
-    let folder = options.folder.join(name);
+    let folder = store.folder.join(name);
     let file = folder.join(path);
     if file.exists() {
         return Some(file);
     }
-    if !options.fetch {
+    if !store.fetch {
         return None;
     }
-    let aside = options.folder.join(format!("{name}.part"));
+    let aside = store.folder.join(format!("{name}.part"));
     empty(&aside).ok()?;
     unpack(&aside)?;
     let _ = std::fs::remove_dir_all(&folder);

@@ -1,0 +1,3 @@
+//! What the project's tools share.
+
+pub mod fetch;
