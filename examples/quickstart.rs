@@ -303,14 +303,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("tokens               {tokens}, of which {} are packed", packed_tokens(&config, tokens as u32));
     println!("16-bit cache         {}", human(sixteen_bit));
     println!("bytes allocated      {}", human(memory.total()));
-    println!("  packed pages       {}", human(memory.packed));
-    println!("  window and sinks   {}", human(memory.unpacked));
+    let held = memory.all_layers();
+    println!("  codes              {}", human(held.codes));
+    println!("  scales and minima  {}", human(held.parameters));
+    println!("  window and sinks   {}", human(held.window + held.sinks));
+    println!("  free in layers     {}", human(held.slack));
     println!("  shared by layers   {}", human(memory.staging + memory.scratch + memory.plan));
     let smaller = |bytes: u64| sixteen_bit as f64 / bytes as f64;
     println!(
         "ratio                {:.2} x smaller; {:.2} x without what all layers share",
         smaller(memory.total()),
-        smaller(memory.packed + memory.unpacked)
+        smaller(held.total())
     );
     println!("format bits          {:.2} per packed element", layout.format_bits());
     println!(

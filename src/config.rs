@@ -65,8 +65,10 @@ pub struct CacheConfig {
     pub sink_tokens: u32,
     /// Element type of the residual window and the sinks. Default f16.
     pub window_format: Dtype,
-    /// Tokens the pool holds, over all sequences. Default 4096.
+    /// Tokens that the pool holds at first, over all sequences. Default 4096. It grows by slabs, of half as much again as there is; nothing is copied.
     pub capacity: u32,
+    /// Tokens up to which the pool grows. Default `None`: while there is memory.
+    pub max_capacity: Option<u32>,
     /// Sequences at a time. Default 1.
     pub max_sequences: u32,
     /// New tokens of one sequence in a step. Default 512.
@@ -115,6 +117,7 @@ impl CacheConfig {
             sink_tokens: 0,
             window_format: Dtype::F16,
             capacity: 4096,
+            max_capacity: None,
             max_sequences: 1,
             max_step: 512,
             max_batch_tokens: None,
@@ -160,6 +163,8 @@ impl CacheConfig {
         with_window_format(window_format: Dtype);
         /// Sets [`Self::capacity`].
         with_capacity(capacity: u32);
+        /// Sets [`Self::max_capacity`]. With as much as `capacity`, the pool does not grow.
+        with_max_capacity(max_capacity: u32);
         /// Sets [`Self::max_sequences`].
         with_max_sequences(max_sequences: u32);
         /// Sets [`Self::max_step`].

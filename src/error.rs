@@ -107,8 +107,8 @@ pub enum Error {
     /// No such sequence in this cache (never created, or removed).
     #[error("{0} does not exist in this cache: create it with create_sequence()")]
     UnknownSequence(crate::plan::SequenceId),
-    /// The same sequence appears twice in one step.
-    #[error("{0} appears twice in one step: merge the two entries")]
+    /// The same sequence appears twice in one step or reorder.
+    #[error("{0} appears twice: name each sequence once")]
     DuplicateSequence(crate::plan::SequenceId),
     /// All sequence slots are in use.
     #[error("all {max} sequences are in use: remove one, or raise max_sequences")]
@@ -155,16 +155,16 @@ pub enum Error {
         /// Length of the sequence after the append.
         tokens: u32,
     },
-    /// The pool of pages is full.
+    /// The pool of pages is full, and as large as it may get.
     #[error(
-        "the step needs {needed} pages of 256 tokens and {free} are free: {fits} more tokens of the first sequence that does not fit would; raise capacity or remove a sequence"
+        "{needed} more pages of 256 tokens are needed and {available} can be had: {fits} more tokens of the first sequence that does not fit would; raise max_capacity, or remove or truncate a sequence"
     )]
     CapacityExceeded {
-        /// Pages the step needs.
+        /// Pages that the operation needs.
         needed: u32,
-        /// Pages free.
-        free: u32,
-        /// Tokens that the first sequence without room could still append.
+        /// Pages that are free or that the pool may grow by.
+        available: u32,
+        /// Tokens that the first sequence without room could still append; 0 where none would be appended.
         fits: u32,
     },
     /// A sequence would grow past what positions can number.
@@ -175,23 +175,83 @@ pub enum Error {
         /// The most that positions can number.
         max: u32,
     },
+    /// A sequence cannot be truncated to more than it has.
+    #[error("{sequence} holds {tokens} tokens and cannot be truncated to {got}")]
+    TruncateBeyondEnd {
+        /// The sequence.
+        sequence: crate::plan::SequenceId,
+        /// The length asked for.
+        got: u32,
+        /// The length that it has.
+        tokens: u32,
+    },
+    /// No sequence of this configuration has such lengths.
+    #[error("{tokens} tokens with {blocks} packed blocks are no sequence of this configuration")]
+    SequenceLengths {
+        /// Tokens.
+        tokens: u32,
+        /// Packed blocks.
+        blocks: u32,
+    },
+    /// A reorder without exactly one parent per sequence.
+    #[error(
+        "reorder of {sequences} sequences with {parents} parents, the largest {largest}: give one index into the sequences for each of them"
+    )]
+    Parents {
+        /// Sequences given.
+        sequences: u64,
+        /// Parents given.
+        parents: u64,
+        /// The largest parent.
+        largest: u64,
+    },
     /// Only the newest operation can be discarded.
-    #[error("operation {given} is not the latest ({latest:?}): discard newer operations first")]
+    #[error("operation {given} is not the latest, which is {latest}: discard newer operations first")]
     NotLatest {
         /// The operation given.
         given: u64,
         /// The latest operation that is still in force.
-        latest: Option<u64>,
+        latest: u64,
     },
     /// The record of this operation is gone.
     #[error(
-        "operation {given} can no longer be discarded: it is discarded already, or older than the last max_undo = {max_undo}, or what it freed is in use again"
+        "operation {given} can no longer be discarded: it is discarded already, or older than the last max_undo = {max_undo}, or what it freed is in use again or given back"
     )]
     TooOld {
         /// The operation given.
         given: u64,
         /// The configured `max_undo`.
         max_undo: u32,
+    },
+
+    // ---- snapshots -----------------------------------------------------------------------------
+    /// A file that is no snapshot, or was cut or altered.
+    #[error("this is no intact snapshot of a cache: {detail}")]
+    SnapshotCorrupt {
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// A snapshot of another version of the format.
+    #[error(
+        "the snapshot has format version {found}, and this version of the library reads {supported}: save it anew, or use a matching version"
+    )]
+    SnapshotVersion {
+        /// The file's version.
+        found: u32,
+        /// The version that can be read.
+        supported: u32,
+    },
+    /// A snapshot of a cache with another configuration.
+    #[error(
+        "the snapshot was saved with {field} = {saved}, and this cache has {own}: load it into a cache with the same configuration"
+    )]
+    SnapshotMismatch {
+        /// Name of the configuration field.
+        field: &'static str,
+        /// The snapshot's value.
+        saved: String,
+        /// The cache's value.
+        own: String,
     },
 
     // ---- layers and buffers --------------------------------------------------------------------

@@ -60,19 +60,23 @@ pub mod format;
 mod geometry;
 #[cfg(feature = "wgpu")]
 pub mod gpu;
+mod memory;
 pub mod oracle;
 pub mod plan;
+pub mod snapshot;
 mod state;
 
 pub use config::{CacheConfig, LayerAttention, Mask};
 pub use error::Error;
 pub use format::{Bits, Dtype, ZeroPoint};
 pub use geometry::Geometry;
+pub use memory::{LayerMemory, MemoryUsage};
 pub use plan::{Operation, SequenceId, SequenceStep};
+pub use snapshot::Snapshot;
 pub use state::{LayerState, UnpackedTokens};
 
 #[cfg(feature = "wgpu")]
-pub use gpu::{KvCache, KvCacheOptions, LayerBinding, LayerIo, MemoryUsage, Step, TensorView, Variant};
+pub use gpu::{KvCache, KvCacheOptions, LayerBinding, LayerIo, Step, TensorView, Variant};
 #[cfg(feature = "wgpu")]
 pub use wgpu;
 

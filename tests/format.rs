@@ -326,7 +326,7 @@ fn slabs_stay_within_a_binding() {
         let config = CacheConfig::new(layers, query_heads, kv_heads, 128).with_capacity(tokens);
         let g = Geometry::new(&config, 128 << 20).unwrap();
         let pages: u32 = (0..g.slabs()).map(|s| g.slab_pages(s)).sum();
-        assert_eq!(pages, g.pages);
+        assert_eq!(pages, g.pages());
         assert!((0..g.slabs()).all(|s| g.slab_bytes(s) <= 128 << 20 && g.slab_pages(s) > 0));
         assert!(g.scratch_bytes() <= 128 << 20);
     }

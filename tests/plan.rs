@@ -3,11 +3,12 @@
 mod reference;
 
 use kivi_wgpu::plan::{
-    AttendItem, FoldSplit, PlannedStep, Planner, Round, SequenceId, SequenceStep, Slot, StepPlan,
+    Applied, AttendItem, FoldSplit, Planner, Round, SequenceId, SequenceStep, Slot, StepPlan,
 };
 use kivi_wgpu::{CacheConfig, Error, Geometry, LayerAttention, Operation};
 use proptest::prelude::*;
-use reference::{NaiveSequence, Rules};
+use reference::program::{Executor, Machine, Op, Work, program};
+use reference::{NaiveSequence, returned};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// A third executor: memory in which every cell holds a token's name, or nothing that may be read.
@@ -34,11 +35,14 @@ impl Names {
         let lists = plan.slots.len() + 2 * plan.writes.len() + 2 * plan.packs.len() + 6 * plan.tiles.len();
         let attention = 5 * plan.items.len() + 3 * plan.splits.len() + 5 * plan.runs.len();
         let passes_of = |round: &Round| 2 + round.history.len() + round.fold.len();
-        let passes = 1 + plan.rounds.iter().map(passes_of).sum::<usize>() + 2 * plan.pack_slabs.len();
-        let bytes = 4 * (lists + attention) + 256 * passes;
+        let copies = 2 * plan.token_copies.len() + 2 * plan.block_copies.len() + 3 * plan.unpacks.len();
+        let slabs = 2 * plan.pack_slabs.len() + plan.copy_slabs.len() + plan.unpack_slabs.len();
+        let passes = 2 + plan.rounds.iter().map(passes_of).sum::<usize>() + slabs;
+        let bytes = 4 * (lists + attention + copies) + 256 * passes;
         assert!(bytes as u64 <= self.g.plan_bytes(), "{bytes} bytes of plan, {}", self.g.plan_bytes());
 
         let seen = self.attend(plan);
+        self.copy(plan);
         let mut covered = 0;
         for range in &plan.pack_slabs {
             for pack in &plan.packs[range.items.start as usize..range.items.end as usize] {
@@ -51,6 +55,12 @@ impl Names {
             }
         }
         assert_eq!(covered, plan.packs.len());
+        for range in &plan.unpack_slabs {
+            for item in &plan.unpacks[range.items.start as usize..range.items.end as usize] {
+                let block = &self.blocks[&(range.slab, item.block)];
+                self.cells.insert(item.slot, returned(block, item.token as usize));
+            }
+        }
         // The staging buffer is another layer's, then another step's.
         self.cells.retain(|slot, _| !slot.is_staging());
         seen
@@ -154,40 +164,224 @@ impl Names {
         parts
     }
 
-    /// Forgets every cell that holds nothing of any sequence, as a GPU may after the next step.
-    fn forget_stale(&mut self, planner: &Planner) {
-        let mut live = HashSet::new();
-        for id in planner.sequences() {
-            let view = planner.view(id).unwrap();
-            live.extend(view.sinks.into_iter().chain(view.window));
+    /// Copies in any order: none reads what another writes.
+    fn copy(&mut self, plan: &StepPlan) {
+        let cells: Vec<_> = plan.token_copies.iter().map(|c| (c.to, self.read(c.from))).collect();
+        self.cells.extend(cells);
+        let mut blocks = Vec::new();
+        for range in &plan.copy_slabs {
+            for copy in &plan.block_copies[range.items.start as usize..range.items.end as usize] {
+                assert!(copy.to < self.g.slab_pages(range.to) * self.g.layout.blocks_per_page());
+                blocks.push(((range.to, copy.to), self.blocks[&(range.from, copy.from)].clone()));
+            }
         }
-        self.cells.retain(|slot, _| live.contains(slot));
+        assert_eq!(blocks.len(), plan.block_copies.len());
+        self.blocks.extend(blocks);
     }
 }
 
-#[derive(Debug, Clone)]
-enum Op {
-    Create,
-    /// A removal; some are taken back, after a step of another sequence was begun and dropped.
-    Remove(usize, u32),
-    /// (sequence, tokens, queries)
-    Step(Vec<(usize, u32, u32)>),
-    /// A step that is recorded and submitted, and never finished.
-    Dropped(usize, u32),
-    /// Finished steps whose encoders are thrown away, then discarded newest first.
-    Discarded(Vec<(usize, u32)>),
+/// The plan, carried out on names.
+struct Run {
+    planner: Planner,
+    names: Names,
 }
 
-fn op() -> impl Strategy<Value = Op> {
-    let tokens =
-        || prop_oneof![3 => Just(1u32), 2 => 0u32..40, 2 => 0u32..200, 1 => Just(128u32), 1 => Just(160u32)];
-    prop_oneof![
-        1 => Just(Op::Create),
-        1 => (any::<usize>(), 0u32..400).prop_map(|(s, n)| Op::Remove(s, n)),
-        10 => prop::collection::vec((any::<usize>(), tokens(), prop_oneof![0u32..9, 0u32..60]), 1..4).prop_map(Op::Step),
-        2 => (any::<usize>(), tokens()).prop_map(|(s, n)| Op::Dropped(s, n)),
-        2 => prop::collection::vec((any::<usize>(), tokens()), 1..4).prop_map(Op::Discarded),
-    ]
+impl Run {
+    fn new(config: &CacheConfig) -> Run {
+        let g = Geometry::new(config, 128 << 20).unwrap();
+        let names = Names { g: g.clone(), cells: HashMap::new(), blocks: HashMap::new() };
+        Run { planner: Planner::new(g), names }
+    }
+
+    fn machine(config: &CacheConfig) -> Machine<Run> {
+        Machine::new(config, Run::new(config))
+    }
+
+    /// Lets the pool grow if it must.
+    fn with_room<T>(&mut self, mut plan: impl FnMut(&mut Planner) -> Result<T, Error>) -> Result<T, Error> {
+        match plan(&mut self.planner) {
+            Err(Error::CapacityExceeded { needed, available, .. }) if needed <= available => {
+                let growth =
+                    self.planner.growth(needed, needed % 2 == 0).unwrap().expect("pages are missing");
+                self.planner.grow(growth);
+                self.names.g = self.planner.geometry().clone();
+                assert!(self.planner.free_pages() >= needed);
+                plan(&mut self.planner)
+            }
+            other => other,
+        }
+    }
+
+    /// Sinks, blocks and window of a sequence, as read through the planner's view.
+    fn content(&self, id: SequenceId) -> (Vec<u64>, Vec<Vec<u64>>, Vec<u64>) {
+        let view = self.planner.view(id).unwrap();
+        let read = |slots: &[Slot]| slots.iter().map(|&s| self.names.read(s)).collect::<Vec<_>>();
+        let blocks = view.blocks.iter().map(|b| self.names.blocks[b].clone()).collect();
+        (read(&view.sinks), blocks, read(&view.window))
+    }
+
+    fn carry_out(&mut self, applied: Applied, work: Work) -> Operation {
+        if let Some(growth) = self.planner.sharing().unwrap() {
+            self.planner.grow(growth);
+            self.names.g = self.planner.geometry().clone();
+        }
+        if work == Work::Submitted {
+            self.names.run(&applied.plan, &[]);
+        }
+        self.planner.commit_applied(applied)
+    }
+}
+
+impl Executor for Run {
+    fn create(&mut self) -> Result<SequenceId, Error> {
+        self.planner.create_sequence()
+    }
+
+    fn remove(&mut self, id: SequenceId, _: Work) -> Operation {
+        let operation = self.planner.remove_sequence(id).unwrap();
+        assert_eq!(self.planner.tokens(id), Err(Error::UnknownSequence(id)));
+        operation
+    }
+
+    fn step(
+        &mut self,
+        steps: &[SequenceStep],
+        tokens: &[u64],
+        during: &[NaiveSequence],
+        work: Work,
+    ) -> Result<Operation, Error> {
+        let planned = self.with_room(|planner| planner.plan_step(steps))?;
+        if work == Work::Submitted {
+            let seen = self.names.run(&planned.plan, tokens);
+            let mut expected = BTreeMap::new();
+            let mut query = 0;
+            for (step, during) in steps.iter().zip(during) {
+                for i in 0..step.attend {
+                    let visible = during.tokens.len() - (step.attend - 1 - i) as usize;
+                    for (class, attention) in (0..).zip(&self.names.g.attention_classes) {
+                        let oldest =
+                            attention.sliding_window.map_or(0, |n| visible.saturating_sub(n as usize));
+                        let tokens = (oldest as u32..).zip(during.tokens[oldest..visible].iter().copied());
+                        let tokens: Vec<(u32, u64)> = tokens.collect();
+                        for head in 0..self.names.g.query_heads {
+                            expected.insert((class, query, head), tokens.clone());
+                        }
+                    }
+                    query += 1;
+                }
+            }
+            assert_eq!(seen, expected);
+        }
+        Ok(self.planner.commit(planned))
+    }
+
+    fn dropped_step(&mut self, steps: &[SequenceStep], tokens: &[u64]) {
+        if let Ok(planned) = self.planner.plan_step(steps) {
+            self.names.run(&planned.plan, tokens);
+        }
+    }
+
+    fn truncate(&mut self, id: SequenceId, tokens: u32, before: &NaiveSequence, work: Work) -> Operation {
+        let length = before.tokens.len() as u32;
+        let beyond = self.planner.truncate(id, length + 1).map(|_| ()).unwrap_err();
+        assert_eq!(beyond, Error::TruncateBeyondEnd { sequence: id, got: length + 1, tokens: length });
+        let taken_back = self.planner.truncate(id, tokens).unwrap();
+        self.planner.abandon(taken_back);
+        assert_eq!(self.planner.tokens(id), Ok(length));
+        let applied = self.planner.truncate(id, tokens).unwrap();
+        self.carry_out(applied, work)
+    }
+
+    fn fork(&mut self, id: SequenceId, work: Work) -> Result<(SequenceId, Operation), Error> {
+        let free = self.planner.free_pages();
+        let (child, applied) = self.with_room(|planner| planner.fork(id))?;
+        let plan = &applied.plan;
+        // No page is taken but one for blocks of a page that is not full, which are copied: no page that either may extend is shared.
+        let open = self.planner.view(id)?.blocks.len() % self.names.g.layout.blocks_per_page() as usize;
+        assert_eq!(plan.block_copies.len(), open);
+        assert!(self.planner.free_pages() + u32::from(open > 0) >= free);
+        Ok((child, self.carry_out(applied, work)))
+    }
+
+    fn reorder(&mut self, ids: &[SequenceId], parents: &[usize], work: Work) -> Result<Operation, Error> {
+        let applied = self.with_room(|planner| planner.reorder(ids, parents))?;
+        let mut used: Vec<usize> = parents.to_vec();
+        used.sort_unstable();
+        used.dedup();
+        // Only repeats are copied.
+        assert!(used.len() < parents.len() || applied.plan.is_empty());
+        Ok(self.carry_out(applied, work))
+    }
+
+    fn save_and_load(&mut self, id: SequenceId) -> Result<SequenceId, Error> {
+        let (sinks, blocks, window) = self.content(id);
+        let (tokens, packed) = (self.planner.tokens(id).unwrap(), blocks.len() as u32);
+        let (loaded, applied) = self.with_room(|planner| planner.insert(tokens, packed))?;
+        let view = self.planner.view(loaded).unwrap();
+        self.names.cells.extend(view.sinks.into_iter().zip(sinks));
+        self.names.cells.extend(view.window.into_iter().zip(window));
+        self.names.blocks.extend(view.blocks.into_iter().zip(blocks));
+        self.planner.commit_applied(applied);
+        Ok(loaded)
+    }
+
+    fn shrink(&mut self) {
+        let (_, slabs) = self.planner.shrink_to_fit();
+        for slab in slabs {
+            assert_eq!(self.planner.geometry().slab_pages(slab), 0);
+        }
+        self.names.g = self.planner.geometry().clone();
+    }
+
+    fn free_pages(&self) -> u32 {
+        self.planner.free_pages()
+    }
+
+    fn discard(&mut self, operation: Operation) -> Result<(), Error> {
+        self.planner.discard(operation)
+    }
+
+    fn check(&mut self, model: &[(SequenceId, NaiveSequence)]) {
+        let g = &self.names.g;
+        let rules = reference::Rules {
+            sinks: g.sinks as usize,
+            window: g.window as usize,
+            group: g.layout.group as usize,
+        };
+        let mut ids: Vec<SequenceId> = model.iter().map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        assert_eq!(self.planner.sequences().collect::<Vec<_>>(), ids);
+        let mut held = HashSet::new();
+        for (id, naive) in model {
+            let view = self.planner.view(*id).unwrap();
+            assert_eq!(view.tokens as usize, naive.tokens.len());
+            let (sinks, blocks, tokens) = self.content(*id);
+            assert_eq!(sinks, naive.sinks(&rules));
+            assert_eq!(blocks, naive.blocks(&rules));
+            assert_eq!(tokens, naive.window(&rules));
+            assert!(tokens.len() < rules.window + rules.group);
+            held.extend(view.blocks.iter().map(|(slab, block)| (*slab, block / g.layout.blocks_per_page())));
+        }
+        // Every page is free or some sequence's, never both.
+        assert_eq!(self.planner.free_pages() as usize + held.len(), g.pages() as usize);
+        let usage = self.planner.usage();
+        let unpacked: usize = model.iter().map(|(_, naive)| naive.tokens.len() - naive.packed).sum();
+        assert_eq!((usage.window_tokens + usage.sink_tokens) as usize, unpacked);
+    }
+
+    /// Forgets every cell and block that holds nothing of any sequence, as a GPU may after the next operation.
+    fn poison(&mut self) {
+        let mut slots = HashSet::new();
+        let mut blocks = HashSet::new();
+        for id in self.planner.sequences() {
+            let view = self.planner.view(id).unwrap();
+            slots.extend(view.sinks.into_iter().chain(view.window));
+            blocks.extend(view.blocks);
+        }
+        self.names.cells.retain(|slot, _| slots.contains(slot));
+        self.names.blocks.retain(|block, _| blocks.contains(block));
+        assert_eq!(self.planner.usage().blocks as usize, blocks.len());
+    }
 }
 
 fn config() -> impl Strategy<Value = CacheConfig> {
@@ -196,8 +390,14 @@ fn config() -> impl Strategy<Value = CacheConfig> {
     let sinks = prop_oneof![Just(0u32), Just(4), 0u32..300];
     let scratch = prop_oneof![Just(1u64), 1u64..100_000, Just(16 << 20)];
     let heads = (1u32..4, 1u32..17);
-    (window, group, sinks, 1u32..4, prop_oneof![Just(200u32), 1u32..300], 1u32..3, heads, scratch).prop_map(
-        |(window, group, sinks, sequences, max_step, pages, (kv_heads, ratio), scratch)| {
+    let capacity = prop_oneof![
+        Just((2000u32, Some(2000u32))),
+        Just((300, None)),
+        (300u32..900, (900u32..3000).prop_map(Some))
+    ];
+    let sequences = (1u32..5, capacity);
+    (window, group, sinks, sequences, prop_oneof![Just(200u32), 1u32..300], 1u32..3, heads, scratch).prop_map(
+        |(window, group, sinks, (sequences, capacity), max_step, pages, (kv_heads, ratio), scratch)| {
             let sliding = LayerAttention {
                 sliding_window: Some(1 + window * 3 / 2),
                 soft_cap: None,
@@ -212,188 +412,27 @@ fn config() -> impl Strategy<Value = CacheConfig> {
                 .with_max_sequences(sequences)
                 .with_max_step(max_step)
                 .with_max_batch_tokens(3 * max_step)
-                .with_capacity(2000);
+                .with_capacity(capacity.0);
+            let base = capacity.1.map_or(base.clone(), |most| base.with_max_capacity(most));
             let page = Geometry::new(&base, 128 << 20).unwrap().layout.page_words() * 4;
             base.with_max_slab_bytes(page * u64::from(pages))
         },
     )
 }
 
-struct Run {
-    rules: Rules,
-    planner: Planner,
-    names: Names,
-    /// The naive model of each sequence.
-    model: Vec<(SequenceId, NaiveSequence)>,
-    next_name: u64,
-}
-
-impl Run {
-    fn new(config: &CacheConfig) -> Run {
-        let g = Geometry::new(config, 128 << 20).unwrap();
-        Run {
-            rules: Rules::of(config),
-            planner: Planner::new(g.clone()),
-            names: Names { g, cells: HashMap::new(), blocks: HashMap::new() },
-            model: Vec::new(),
-            next_name: 0,
-        }
-    }
-
-    fn fresh(&mut self, n: u32) -> Vec<u64> {
-        let first = self.next_name;
-        self.next_name += u64::from(n);
-        (first..self.next_name).collect()
-    }
-
-    /// The step that the planner takes, within its limits; `None` if there is nothing to do or no room.
-    fn plan(&self, wanted: &[(usize, u32, u32)]) -> Option<(Vec<SequenceStep>, PlannedStep)> {
-        let mut steps: Vec<SequenceStep> = Vec::new();
-        for &(which, tokens, queries) in wanted {
-            let Some((id, naive)) = self.model.get(which % self.model.len().max(1)) else { continue };
-            let append = tokens.min(self.names.g.max_step);
-            let attend = queries.min(naive.tokens.len() as u32 + append).min(self.names.g.max_step);
-            if steps.iter().all(|s| s.sequence != *id) {
-                steps.push(SequenceStep { sequence: *id, append, attend });
-            }
-        }
-        match self.planner.plan_step(&steps) {
-            Ok(planned) => Some((steps, planned)),
-            Err(Error::EmptyStep | Error::CapacityExceeded { .. }) => None,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    fn execute(&mut self, steps: &[SequenceStep], plan: &StepPlan, input: &[u64]) {
-        let seen = self.names.run(plan, input);
-        let mut expected = BTreeMap::new();
-        let (mut row, mut query) = (0, 0);
-        for step in steps {
-            let (_, naive) = self.model.iter().find(|(id, _)| *id == step.sequence).unwrap();
-            let mut during = naive.clone();
-            during.enter(input[row..row + step.append as usize].iter().copied());
-            row += step.append as usize;
-            for i in 0..step.attend {
-                let visible = during.tokens.len() - (step.attend - 1 - i) as usize;
-                for (class, attention) in (0..).zip(&self.names.g.attention_classes) {
-                    let oldest = attention.sliding_window.map_or(0, |n| visible.saturating_sub(n as usize));
-                    let tokens = (oldest as u32..).zip(during.tokens[oldest..visible].iter().copied());
-                    let tokens: Vec<(u32, u64)> = tokens.collect();
-                    for head in 0..self.names.g.query_heads {
-                        expected.insert((class, query, head), tokens.clone());
-                    }
-                }
-                query += 1;
-            }
-        }
-        assert_eq!(seen, expected);
-    }
-
-    /// Sinks, blocks and window of a sequence, as read through the planner's view.
-    fn content(&self, which: usize) -> (Vec<u64>, Vec<Vec<u64>>, Vec<u64>) {
-        let view = self.planner.view(self.model[which].0).unwrap();
-        let read = |slots: &[Slot]| slots.iter().map(|&s| self.names.read(s)).collect::<Vec<_>>();
-        let blocks = view.blocks.iter().map(|b| self.names.blocks[b].clone()).collect();
-        (read(&view.sinks), blocks, read(&view.window))
-    }
-
-    fn check(&self) {
-        for (which, (id, naive)) in self.model.iter().enumerate() {
-            let view = self.planner.view(*id).unwrap();
-            assert_eq!(view.tokens as usize, naive.tokens.len());
-            let (sinks, blocks, tokens) = self.content(which);
-            assert_eq!(sinks, naive.sinks(&self.rules));
-            assert_eq!(blocks, naive.blocks(&self.rules));
-            assert_eq!(tokens, naive.window(&self.rules));
-            // The window's bounds.
-            let window = view.window.len() as u32;
-            assert!(window <= self.names.g.held_tokens());
-            assert!(view.blocks.is_empty() || window >= self.names.g.window);
-        }
-    }
-
-    fn apply(&mut self, op: &Op) {
-        match op {
-            Op::Create => match self.planner.create_sequence() {
-                Ok(id) => self.model.push((id, NaiveSequence::default())),
-                Err(Error::TooManySequences { max }) => assert_eq!(self.model.len(), max as usize),
-                Err(error) => panic!("{error}"),
-            },
-            Op::Remove(which, tokens) => {
-                if !self.model.is_empty() {
-                    let (id, naive) = self.model.remove(which % self.model.len());
-                    let operation = self.planner.remove_sequence(id).unwrap();
-                    assert_eq!(self.planner.tokens(id), Err(Error::UnknownSequence(id)));
-                    // Every other removal is taken back, and what another sequence's dropped step wrote in between did no harm: the removed
-                    // sequence's pages are handed out last.
-                    if which % 2 == 0 {
-                        let room = self.planner.free_pages() > 8;
-                        if room {
-                            self.apply(&Op::Dropped(*which, *tokens));
-                        }
-                        self.planner.discard(operation).unwrap();
-                        self.model.push((id, naive));
-                    }
-                }
-            }
-            Op::Step(wanted) => {
-                if let Some((steps, planned)) = self.plan(wanted) {
-                    let input = self.fresh(planned.plan.tokens);
-                    self.execute(&steps, &planned.plan.clone(), &input);
-                    self.planner.commit(planned);
-                    let mut rest = &input[..];
-                    for step in &steps {
-                        let (tokens, tail) = rest.split_at(step.append as usize);
-                        rest = tail;
-                        let (_, naive) = self.model.iter_mut().find(|(id, _)| *id == step.sequence).unwrap();
-                        naive.enter(tokens.iter().copied());
-                        naive.pack(&self.rules);
-                    }
-                    self.check();
-                    self.names.forget_stale(&self.planner);
-                }
-            }
-            Op::Dropped(which, tokens) => {
-                if let Some((_, planned)) = self.plan(&[(*which, *tokens, 1)]) {
-                    let input = self.fresh(planned.plan.tokens);
-                    self.names.run(&planned.plan, &input);
-                }
-            }
-            Op::Discarded(wanted) => {
-                let mut operations: Vec<Operation> = Vec::new();
-                for &(which, tokens) in wanted {
-                    if let Some((_, planned)) = self.plan(&[(which, tokens, 0)]) {
-                        operations.push(self.planner.commit(planned));
-                    }
-                }
-                if let [first, .., _] = operations[..] {
-                    assert!(matches!(self.planner.discard(first), Err(Error::NotLatest { .. })));
-                }
-                for operation in operations.into_iter().rev() {
-                    self.planner.discard(operation).unwrap();
-                }
-            }
-        }
-        self.check();
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn programs_agree_with_the_naive_model(config in config(), program in prop::collection::vec(op(), 1..40)) {
-        let mut run = Run::new(&config);
-        run.apply(&Op::Create);
-        for op in &program {
-            run.apply(op);
-        }
+    fn programs_agree_with_the_naive_model(config in config(), program in program(40)) {
+        Run::machine(&config).run(&program);
     }
 
     /// `capacity` tokens fit however they are spread over the sequences.
     #[test]
     fn the_capacity_holds_for_any_spread(config in config(), parts in prop::collection::vec(0u32..2000, 3)) {
         let sequences = config.max_sequences as usize;
+        let config = config.with_capacity(2000).with_max_capacity(2000);
         let mut run = Run::new(&config);
         let mut left = config.capacity;
         for (i, part) in parts.into_iter().take(sequences).enumerate() {
@@ -417,23 +456,63 @@ proptest! {
     /// Any split of N tokens into steps leaves the same tokens in the same blocks.
     #[test]
     fn steps_of_any_length_leave_the_same_state(config in config(), chunks in prop::collection::vec(1u32..200, 1..12)) {
-        let config = config.with_capacity(4000);
-        let mut chunked = Run::new(&config);
+        let mut chunked = Run::machine(&config.clone().with_capacity(4000).with_max_capacity(4000));
         chunked.apply(&Op::Create);
-        let max_step = chunked.names.g.max_step;
         let mut tokens = 0;
         for n in chunks {
-            let n = n.min(max_step);
+            let n = n.min(config.max_step);
             chunked.apply(&Op::Step(vec![(0, n, n.min(20))]));
             tokens += n;
         }
-        let mut single = Run::new(&config);
+        // This pool grows meanwhile.
+        let mut single = Run::machine(&config.with_capacity(300).with_max_capacity(4000));
         single.apply(&Op::Create);
         for _ in 0..tokens {
             single.apply(&Op::Step(vec![(0, 1, 1)]));
         }
-        prop_assert_eq!(&chunked.model, &single.model);
-        prop_assert_eq!(chunked.content(0), single.content(0));
+        prop_assert_eq!(&chunked.model[0].1, &single.model[0].1);
+        let content = |machine: &Machine<Run>| machine.executor.content(machine.model[0].0);
+        prop_assert_eq!(content(&chunked), content(&single));
+    }
+
+    /// Speculative decoding: as soon as the length is again the largest that it has been, everything is as without the drafted tokens.
+    #[test]
+    fn rolled_back_tokens_leave_no_trace(config in config(), start in 0u32..500, rounds in prop::collection::vec((1u32..140, 0u32..140), 1..20)) {
+        let config = config.with_capacity(6000).with_max_capacity(6000);
+        let mut drafted = Run::machine(&config);
+        let mut plain = Run::machine(&config);
+        let (mut longest, mut length) = (0, 0);
+        for machine in [&mut drafted, &mut plain] {
+            machine.apply(&Op::Create);
+        }
+        let grow = |machine: &mut Machine<Run>, mut n: u32| {
+            while n > 0 {
+                let step = n.min(config.max_step);
+                machine.apply(&Op::Step(vec![(0, step, step.min(4))]));
+                n -= step;
+            }
+        };
+        grow(&mut drafted, start);
+        longest = longest.max(start);
+        length += start;
+        for (append, back) in rounds {
+            grow(&mut drafted, append);
+            length += append;
+            longest = longest.max(length);
+            // Sinks are no part of the window.
+            let back = back.min(append).min(config.residual_window).min(length.saturating_sub(config.sink_tokens));
+            drafted.apply(&Op::Rollback(0, back));
+            length -= back;
+        }
+        grow(&mut drafted, longest - length);
+        grow(&mut plain, longest);
+        let places = |machine: &Machine<Run>| {
+            let (sinks, blocks, window) = machine.executor.content(machine.model[0].0);
+            (sinks.len(), blocks.len(), window.len())
+        };
+        prop_assert_eq!(places(&drafted), places(&plain));
+        // And each token once: the model would have another name for a token that went through a block.
+        prop_assert!(drafted.model[0].1.tokens.iter().all(|name| name >> 63 == 0));
     }
 }
 
@@ -441,14 +520,75 @@ proptest! {
 #[test]
 fn the_window_at_every_length() {
     let config = CacheConfig::new(1, 1, 1, 64).with_sink_tokens(4);
-    let mut run = Run::new(&config.with_capacity(1000));
+    let mut run = Run::machine(&config.with_capacity(1000));
     run.apply(&Op::Create);
     for length in 1..=700usize {
         run.apply(&Op::Step(vec![(0, 1, 1)]));
-        let view = run.planner.view(run.model[0].0).unwrap();
+        let view = run.executor.planner.view(run.model[0].0).unwrap();
         let after_sinks = length.saturating_sub(4);
         let blocks = if after_sinks >= 160 { (after_sinks - 128) / 32 } else { 0 };
         assert_eq!((view.sinks.len(), view.blocks.len()), (length.min(4), blocks));
         assert_eq!(view.window.len(), after_sinks - 32 * blocks);
     }
+}
+
+/// Many sequences that share a long prompt: plans are as long as if each had pages of its own, and the geometry knows (the executor asserts it).
+#[test]
+fn many_forks_of_a_long_prompt() {
+    for slab_pages in [1000, 1] {
+        let config = CacheConfig::new(1, 8, 2, 16).with_max_step(400).with_max_sequences(40);
+        let config = config.with_residual_window(0).with_group_size(128).with_capacity(30_000);
+        let page = Geometry::new(&config, 128 << 20).unwrap().layout.page_words() * 4;
+        let mut run = Run::machine(&config.with_max_slab_bytes(slab_pages * page));
+        run.apply(&Op::Create);
+        for _ in 0..70 {
+            run.apply_unpoisoned(&Op::Step(vec![(0, 400, 1)]));
+        }
+        let fork = |run: &mut Machine<Run>| {
+            let Ok((child, _)) = run.executor.fork(run.model[0].0, Work::Submitted) else {
+                panic!("there is room")
+            };
+            run.model.push((child, run.model[0].1.clone()));
+        };
+        (0..39).for_each(|_| fork(&mut run));
+        for n in [1, 10] {
+            let all: Vec<_> = (0..40).map(|s| (s, n, n)).collect();
+            run.apply_unpoisoned(&Op::Step(all));
+        }
+        // Beams that are all the first.
+        run.apply_unpoisoned(&Op::Reorder(vec![0; 40]));
+        run.apply_unpoisoned(&Op::Step((0..40).map(|s| (s, 1, 1)).collect()));
+    }
+}
+
+/// What a removal freed may be in use again, or given back: then it can no longer be undone, and says so.
+#[test]
+fn operations_whose_pages_or_rings_are_gone_cannot_be_discarded() {
+    let config = CacheConfig::new(1, 1, 1, 16).with_max_sequences(2).with_capacity(2000);
+    let too_old =
+        |result: Result<(), Error>| assert!(matches!(result, Err(Error::TooOld { .. })), "{result:?}");
+    let filled = || {
+        let mut run = Run::machine(&config);
+        run.apply(&Op::Create);
+        run.apply(&Op::Create);
+        for _ in 0..2 {
+            run.apply(&Op::Step(vec![(0, 400, 1), (1, 100, 1)]));
+        }
+        (run.model[0].0, run.executor)
+    };
+    // Its rings are a new sequence's.
+    let (first, mut run) = filled();
+    let removed = run.remove(first, Work::Submitted);
+    run.create().unwrap();
+    too_old(run.discard(removed));
+    // Its pages' slab is gone, and comes back as another; what came after can be undone all the same.
+    let (first, mut run) = filled();
+    let removed = run.remove(first, Work::Submitted);
+    let (second, _) = (run.planner.sequences().next().unwrap(), run.planner.free_pages());
+    run.remove(second, Work::Submitted);
+    let (shrunk, slabs) = run.planner.shrink_to_fit();
+    assert_eq!(slabs, [0]);
+    run.discard(shrunk).unwrap();
+    too_old(run.discard(removed));
+    too_old(run.discard(shrunk));
 }

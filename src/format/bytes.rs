@@ -3,6 +3,7 @@
 use crate::config::CacheConfig;
 use crate::error::Error;
 use crate::geometry::{DEFAULT_MAX_BINDING, Geometry};
+use crate::memory::LayerMemory;
 
 /// Memory of a cache that holds `tokens` tokens of one sequence, in bytes for all layers.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,27 +51,24 @@ impl CacheBytes {
 /// # Errors
 /// As [`Geometry::new`], with the binding limit that WebGPU guarantees.
 pub fn cache_bytes(config: &CacheConfig, tokens: u32) -> Result<CacheBytes, Error> {
-    let config = config.clone().with_capacity(tokens).with_max_sequences(1);
+    let config = CacheConfig { max_capacity: None, ..config.clone() };
+    let config = config.with_capacity(tokens).with_max_sequences(1);
     let g = Geometry::new(&config, DEFAULT_MAX_BINDING)?;
-    let layers = u64::from(g.layers);
-    let elements =
-        2 * u64::from(g.layout.kv_heads) * u64::from(g.layout.head_dim) * u64::from(tokens) * layers;
-
-    let after_sinks = tokens.saturating_sub(g.sinks);
-    let blocks = after_sinks.saturating_sub(g.window) / g.layout.group;
-    let packed = u64::from(blocks) * u64::from(g.layout.block_words()) * 4 * layers;
-    let unpacked_tokens = tokens - blocks * g.layout.group;
-    let unpacked = u64::from(unpacked_tokens) * u64::from(g.token_words()) * 8 * layers;
-    let slabs: u64 = (0..g.slabs()).map(|s| g.slab_bytes(s)).sum();
-    let allocated =
-        (slabs + g.unpacked_bytes()) * layers + g.staging_bytes() + g.scratch_bytes() + g.plan_bytes();
+    let memory = config.bytes_for(tokens)?;
+    let LayerMemory { codes, parameters, window, sinks, .. } = memory.all_layers();
+    let elements = 2
+        * u64::from(g.layout.kv_heads)
+        * u64::from(g.layout.head_dim)
+        * u64::from(tokens)
+        * u64::from(g.layers);
+    let (packed, unpacked) = (codes + parameters, window + sinks);
     Ok(CacheBytes {
         tokens: u64::from(tokens),
         sixteen_bit: 2 * elements,
         codes_only: (elements as f64 * g.layout.code_bits() / 8.0) as u64,
         packed,
         unpacked,
-        slack: allocated - packed - unpacked,
+        slack: memory.total() - packed - unpacked,
         format_bits: g.layout.format_bits(),
     })
 }

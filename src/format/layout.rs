@@ -64,6 +64,11 @@ impl BlockLayout {
         self.value_code(self.group, 0) + token * self.value_groups() + channel_group
     }
 
+    /// Words of one KV head that hold codes.
+    pub fn code_words(&self) -> u32 {
+        (self.key_row_words() + self.value_row_words()) * self.group
+    }
+
     /// Words of one KV head.
     pub fn head_words(&self) -> u32 {
         self.value_param(self.group, 0)

@@ -1,6 +1,6 @@
 //! How attention is cut into tiles, and what a step needs at most: its partial results and its plan.
 
-use super::{Geometry, PLAN_PARAMS_STRIDE};
+use super::{Geometry, PLAN_PARAMS_STRIDE, UPLOADS};
 use crate::format::PAGE_TOKENS;
 
 /// Rows (query, head) of one attention workgroup, at most.
@@ -74,7 +74,7 @@ impl Geometry {
     /// Splits of the longest possible sequence: its pages, sinks, and the unpacked tokens of a step.
     pub fn splits_at_most(&self) -> u32 {
         let unpacked = self.held_tokens() + self.max_step;
-        self.pages + self.sinks.div_ceil(PAGE_TOKENS) + unpacked.div_ceil(PAGE_TOKENS)
+        self.pages() + self.sinks.div_ceil(PAGE_TOKENS) + unpacked.div_ceil(PAGE_TOKENS)
     }
 
     /// Row tiles with a partial result per split of one sequence in a step, at most.
@@ -98,10 +98,15 @@ impl Geometry {
         self.max_sequences.min(self.max_batch_tokens / (MAX_SPLIT_QUERIES + 1)).into()
     }
 
+    /// Pages of all sequences together, at most: those that several share count for each.
+    fn all_pages_at_most(&self) -> u64 {
+        u64::from(self.pages()) + u64::from(self.shared_pages)
+    }
+
     /// Splits of all sequences together, at most.
     fn all_splits_at_most(&self) -> u64 {
-        let own = self.splits_at_most() - self.pages;
-        u64::from(self.pages) + u64::from(self.max_sequences) * u64::from(own)
+        let own = self.splits_at_most() - self.pages();
+        self.all_pages_at_most() + u64::from(self.max_sequences) * u64::from(own)
     }
 
     /// Partial results of a whole step, at most.
@@ -122,7 +127,12 @@ impl Geometry {
         u64::from(self.scratch_cells) * self.partial_bytes()
     }
 
-    /// Bytes that the plan of any step of this geometry fits in.
+    /// Bytes of the upload buffers that a cache always has.
+    pub(crate) fn upload_bytes(&self) -> u64 {
+        UPLOADS * self.plan_bytes()
+    }
+
+    /// Bytes that the plan of any operation of this geometry fits in.
     pub fn plan_bytes(&self) -> u64 {
         let sequences = u64::from(self.max_sequences);
         let batch = u64::from(self.max_batch_tokens);
@@ -138,13 +148,15 @@ impl Geometry {
         let rounds = classes * class_rounds;
         // A fold goes through the unpacked tokens before and after the history, which is in one piece if there is one slab; else in the worst
         // case each page is one. Two sequences may be out of step by two passes.
-        let pieces = if slabs > 1 { u64::from(self.pages) } else { 1 };
+        let pieces = if slabs > 1 { u64::from(self.pages()) } else { 1 };
         let segments = pieces + 2;
-        let passes_per_round = if slabs > 1 { pieces + 2 * self.folding_at_most() } else { segments + 2 };
+        let all_pieces = self.all_pages_at_most();
+        let passes_per_round = if slabs > 1 { all_pieces + 2 * self.folding_at_most() } else { segments + 2 };
         let fits = u64::from((self.scratch_cells / self.fold_tile()).max(1));
         let fold_rounds = 2 * (fold_tiles * u64::from(self.layout.kv_heads)).div_ceil(fits) + 1;
         let fold_passes = if fold_tiles == 0 { 0 } else { classes * fold_rounds * (passes_per_round + 1) };
-        let passes = 1 + rounds * (slabs + 2) + 2 * slabs + fold_passes;
+        // A step may have to copy a page of each sequence that packs, a reorder one of each sequence.
+        let passes = 2 + rounds * (slabs + 2) + 2 * slabs + fold_passes + sequences;
         let items = classes * u64::from(self.split_tiles_at_most()) * self.all_splits_at_most();
         let splits = if fold_tiles == 0 { 0 } else { classes * self.all_splits_at_most() };
         let runs = classes * fold_tiles * segments;
@@ -158,7 +170,11 @@ impl Geometry {
             + 6 * tiles
             + 5 * items
             + 3 * splits
-            + 5 * runs;
+            + 5 * runs
+            + 2 * sequences * u64::from(self.layout.blocks_per_page() - 1);
+        // The others: a reorder copies the unpacked tokens of all sequences but one, a truncation unpacks less than a group.
+        let copied = 2 * sequences * u64::from(self.sinks + self.held_tokens());
+        let words = words.max(copied + 2 * sequences * u64::from(self.layout.blocks_per_page()) + 3 * group);
         u64::from(PLAN_PARAMS_STRIDE) * passes + 4 * words
     }
 }

@@ -1,10 +1,11 @@
 //! Every size that follows from a configuration, in one place.
 
 mod attention;
+mod pool;
 
 use crate::config::{CacheConfig, LayerAttention, Mask};
 use crate::error::Error;
-use crate::format::{BlockLayout, Dtype, PAGE_TOKENS, ZeroPoint};
+use crate::format::{BlockLayout, Dtype, ZeroPoint};
 
 /// Largest length of a sequence: positions stay exact in a signed 32-bit integer.
 pub(crate) const MAX_TOKENS: u32 = 1 << 30;
@@ -13,6 +14,9 @@ const MAX_SHADER_BYTES: u64 = i32::MAX as u64 & !15;
 
 /// Distance in bytes of two passes' parameters in a plan buffer: the largest uniform offset alignment that WebGPU allows a device.
 pub(crate) const PLAN_PARAMS_STRIDE: u32 = 256;
+
+/// Upload buffers that a cache always has.
+pub(crate) const UPLOADS: u64 = 3;
 
 /// The binding size that WebGPU guarantees.
 pub(crate) const DEFAULT_MAX_BINDING: u64 = 128 << 20;
@@ -54,12 +58,22 @@ pub struct Geometry {
     pub ring_tokens: u32,
     /// Tokens of the staging buffer; 0 if every step fits the rings.
     pub staging_tokens: u32,
-    /// Pages of the pool.
-    pub pages: u32,
-    /// Pages of one slab.
+    /// Pages of each slab of the pool, 0 for one that has been given back. It changes as the pool grows and shrinks.
+    pub slab_pages: Vec<u32>,
+    /// Pages of one slab, at most.
     pub pages_per_slab: u32,
+    /// Pages up to which the pool grows.
+    pub max_pages: u32,
+    /// Pages that sequences may have, all together, beyond those of the pool, because forks share them: plans and scratch are made for it.
+    pub shared_pages: u32,
     /// Partial results (of one row of one head over one split) that the attention scratch holds.
     pub scratch_cells: u32,
+    /// Bytes of the longest plan at the size that the configuration promises.
+    pub(crate) promised_plan_bytes: u64,
+    /// The largest binding of the device, in bytes.
+    pub(crate) max_binding: u64,
+    /// What the configuration grants the scratch, in bytes.
+    max_scratch_bytes: u64,
 }
 
 fn check(ok: bool, name: &'static str, got: u32, allowed: &'static str) -> Result<(), Error> {
@@ -134,6 +148,13 @@ impl Geometry {
         )?;
         check(c.residual_window <= 1 << 20, "residual_window", c.residual_window, "at most 1048576")?;
         check((1..=MAX_TOKENS).contains(&c.capacity), "capacity", c.capacity, "1 to 2^30 tokens")?;
+        if let Some(most) = c.max_capacity {
+            let sequences = u64::from(c.max_sequences.max(1)) * u64::from(MAX_TOKENS);
+            if !(u64::from(c.capacity)..=sequences).contains(&most.into()) {
+                let allowed = "capacity to 2^30 tokens per sequence, or None to grow while there is memory";
+                return Err(Error::Unsupported { name: "max_capacity", got: most.into(), allowed });
+            }
+        }
         if c.sink_tokens > c.capacity {
             return Err(Error::SinksBeyondCapacity { sink_tokens: c.sink_tokens, capacity: c.capacity });
         }
@@ -166,9 +187,8 @@ impl Geometry {
         let ring_tokens = held + c.max_step.min(held);
         let staging_tokens = if c.max_step > held { max_batch_tokens } else { 0 };
 
-        // A sequence with history has S + W tokens outside it, and at most one page that is not full.
-        let history = c.capacity.saturating_sub(c.sink_tokens + c.residual_window);
-        let pages = history.div_ceil(PAGE_TOKENS) + c.max_sequences - 1;
+        let pages = pool::pages_for_tokens(c, c.capacity);
+        let max_pages = pool::pages_for_tokens(c, c.max_capacity.unwrap_or(u32::MAX));
         let page_bytes = layout.page_words() * 4;
         let chosen = c.max_slab_bytes.unwrap_or(u64::MAX);
         let slab_limit = max_binding.min(chosen);
@@ -185,7 +205,7 @@ impl Geometry {
                 instead: "use fewer bits or larger groups",
             });
         }
-        let pages_per_slab = u32::try_from(slab_limit / page_bytes).unwrap_or(u32::MAX).min(pages.max(1));
+        let pages_per_slab = u32::try_from(slab_limit / page_bytes).unwrap_or(u32::MAX);
 
         let mut g = Geometry {
             layers: c.layers,
@@ -205,9 +225,14 @@ impl Geometry {
             layer_classes,
             ring_tokens,
             staging_tokens,
-            pages,
+            slab_pages: pool::slabs_of(pages, pages_per_slab),
             pages_per_slab,
+            max_pages,
+            shared_pages: 0,
             scratch_cells: 0,
+            promised_plan_bytes: 0,
+            max_binding,
+            max_scratch_bytes: c.max_scratch_bytes,
         };
         for (what, bytes) in [
             ("the sink slots and rings of one layer", g.unpacked_bytes()),
@@ -223,22 +248,12 @@ impl Geometry {
                 });
             }
         }
-        // One row tile of one head over the longest sequence is the least; a step never needs more than all its rows.
-        let cell = g.partial_bytes();
-        let tile = g.split_tiles().last().map_or(1, |tile| *tile);
-        let least = (u64::from(tile) * u64::from(g.splits_at_most())).max(u64::from(g.fold_tile()));
-        if least * cell > max_binding {
-            return Err(Error::LimitTooLow {
-                limit: "max_storage_buffer_binding_size",
-                available: max_binding,
-                needed: least * cell,
-                what: "the partial results of attention over the longest sequence",
-                instead: "lower capacity",
-            });
+        if c.max_capacity.is_some() {
+            // What cannot work when the pool is as large as it may get is refused now.
+            g.promised_plan_bytes = g.fully_grown()?.plan_bytes();
         }
-        let wanted = (c.max_scratch_bytes.min(max_binding) / cell).max(least);
-        g.scratch_cells = wanted.min(g.attention_cells_at_most()) as u32;
-        Ok(g)
+        let slabs = std::mem::take(&mut g.slab_pages);
+        g.with_slabs(slabs)
     }
 
     /// The most tokens that a window holds between steps, W + G − 1.
@@ -273,27 +288,14 @@ impl Geometry {
 
     /// Bytes of a layer's sink slots and rings, keys and values.
     pub fn unpacked_bytes(&self) -> u64 {
-        u64::from(self.max_sequences) * u64::from(self.sequence_slots()) * u64::from(self.token_words()) * 8
+        // Sizes that overflow are beyond any limit.
+        let slots = u64::from(self.max_sequences) * u64::from(self.sequence_slots());
+        slots.saturating_mul(u64::from(self.token_words()) * 8)
     }
 
     /// Bytes of the staging buffer.
     pub fn staging_bytes(&self) -> u64 {
         // A binding needs a buffer, even if no step is ever staged.
         (u64::from(self.staging_tokens) * u64::from(self.token_words()) * 8).max(16)
-    }
-
-    /// Number of slabs of a layer.
-    pub fn slabs(&self) -> u32 {
-        self.pages.div_ceil(self.pages_per_slab)
-    }
-
-    /// Pages of slab `slab`; the last may hold fewer.
-    pub fn slab_pages(&self, slab: u32) -> u32 {
-        self.pages_per_slab.min(self.pages - slab * self.pages_per_slab)
-    }
-
-    /// Bytes of slab `slab`.
-    pub fn slab_bytes(&self, slab: u32) -> u64 {
-        u64::from(self.slab_pages(slab)) * self.layout.page_words() * 4
     }
 }

@@ -281,9 +281,9 @@ impl LayerBinding {
                         offset: checked.binding_offset,
                         size: wgpu::BufferSize::new(checked.reach - checked.binding_offset),
                     }),
-                    // Optional tensors: a buffer of the cache that the pass reads anyway, or does not use, stands in.
-                    _ if role == Role::SinkLogits => cache.plan.as_entire_binding(),
-                    _ if role == Role::Lse => cache.staging.as_entire_binding(),
+                    // Optional tensors: a buffer that the pass reads anyway, or does not use, stands in.
+                    _ if role == Role::SinkLogits => params.as_entire_binding(),
+                    _ if role == Role::Lse => cache.shared.staging.as_entire_binding(),
                     _ => return None,
                 };
                 entries.push(wgpu::BindGroupEntry { binding: index, resource });

@@ -4,6 +4,17 @@ use super::pipelines::now_or_never;
 use crate::error::Error;
 use wgpu::BufferUsages;
 
+/// What `make` returns, unless wgpu found something wrong: a buffer of a device that is lost, say, which is no error when it is created. In browsers the
+/// answer comes too late to be seen here.
+pub(super) fn scoped<T>(device: &wgpu::Device, make: impl FnOnce() -> T) -> Result<T, Error> {
+    let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
+    let made = make();
+    match now_or_never(scope.pop()) {
+        Some(Some(error)) => Err(Error::Device(error.to_string())),
+        _ => Ok(made),
+    }
+}
+
 /// A buffer, and a future that says whether it could be created. On native the future is ready at once.
 fn create(
     device: &wgpu::Device,
@@ -35,6 +46,18 @@ pub(super) async fn buffer(
 ) -> Result<wgpu::Buffer, Error> {
     let (buffer, created) = create(device, what, size, usage, false);
     created.await?;
+    Ok(buffer)
+}
+
+/// A buffer of zeros. In browsers a failure shows only when it is used.
+pub(super) fn buffer_now(
+    device: &wgpu::Device,
+    what: &'static str,
+    size: u64,
+    usage: BufferUsages,
+) -> Result<wgpu::Buffer, Error> {
+    let (buffer, created) = create(device, what, size, usage, false);
+    now_or_never(created).unwrap_or(Ok(()))?;
     Ok(buffer)
 }
 

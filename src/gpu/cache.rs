@@ -1,34 +1,24 @@
 //! The cache, its buffers and its bind groups.
 
 use super::binding::LayerBinding;
-use super::buffers::buffer;
+use super::buffers::{buffer, scoped};
 use super::io::LayerIo;
-use super::memory::MemoryUsage;
+use super::layers::{LayerBuffers, Shared};
 use super::pipelines::{HostLayouts, Pipelines};
 use super::shaders::{MAX_GROUPS, Pass};
 use super::shapes::workgroup_bytes;
 use super::step::Step;
 use super::upload::Uploads;
 use super::variant::Variant;
-use super::work::{PassParams, Work};
+use super::work::Work;
 use crate::config::CacheConfig;
 use crate::error::Error;
+use crate::format::PAGE_TOKENS;
 use crate::geometry::Geometry;
+use crate::memory::MemoryUsage;
 use crate::plan::{Operation, Planner, SequenceId, SequenceStep};
 use std::sync::Arc;
-
-/// Buffers of one layer, and the bind groups of group 0 that read and write them.
-#[derive(Debug)]
-pub(super) struct LayerBuffers {
-    pub(super) ring: wgpu::Buffer,
-    pub(super) slabs: Vec<wgpu::Buffer>,
-    pub(super) append: wgpu::BindGroup,
-    pub(super) window: wgpu::BindGroup,
-    /// By slab.
-    pub(super) history: Vec<wgpu::BindGroup>,
-    /// By slab.
-    pub(super) pack: Vec<wgpu::BindGroup>,
-}
+use std::sync::atomic::AtomicU64;
 
 /// Choices that concern the device and not the content of the cache.
 #[derive(Debug, Clone, Copy, Default)]
@@ -77,18 +67,17 @@ pub struct KvCache {
     pub(super) pipelines: Pipelines,
     pipeline_cache: Option<wgpu::PipelineCache>,
     pub(super) layers: Vec<LayerBuffers>,
-    pub(super) merge: wgpu::BindGroup,
-    pub(super) plan: wgpu::Buffer,
-    pub(super) staging: wgpu::Buffer,
-    scratch: wgpu::Buffer,
-    uploads: Uploads,
+    pub(super) shared: Shared,
+    pub(super) uploads: Uploads,
+    /// Allocations until some fail, and how many; only tests set it.
+    pub(super) failing: (AtomicU64, AtomicU64),
     identity: Arc<()>,
 }
 
 impl KvCache {
     /// An empty cache on the host's device.
     ///
-    /// Allocates everything that the configuration can need. The kernels' arithmetic is checked by packing a few adversarial groups, and
+    /// Allocates what `capacity` tokens need; a pool that is full grows by slabs. The kernels' arithmetic is checked by packing a few adversarial groups, and
     /// where subgroup kernels are wanted the order of a workgroup's invocations, for which small command buffers are submitted to `queue`.
     ///
     /// # Errors
@@ -112,7 +101,19 @@ impl KvCache {
         options: &KvCacheOptions<'_>,
     ) -> Result<KvCache, Error> {
         let mut cache = Self::allocate(device, queue, config, options).await?;
-        super::self_test::run(&mut cache).await?;
+        if cache.geometry().pages() == 0 && cache.geometry().max_pages > 0 {
+            // A pool that begins empty: another cache of the kind stands in.
+            let filled = CacheConfig {
+                layers: 1,
+                layer_attention: Vec::new(),
+                capacity: config.sink_tokens + config.residual_window + PAGE_TOKENS,
+                max_capacity: None,
+                ..config.clone()
+            };
+            super::self_test::run(&mut Self::allocate(device, queue, &filled, options).await?).await?;
+        } else {
+            super::self_test::run(&mut cache).await?;
+        }
         Ok(cache)
     }
 
@@ -159,7 +160,7 @@ impl KvCache {
                 }
                 Err(error) => return Err(error),
                 Ok(g) => {
-                    let plan = g.plan_bytes();
+                    let plan = g.plan_bytes().max(g.promised_plan_bytes);
                     limits.max_storage_buffer_binding_size = limits.max_storage_buffer_binding_size.max(plan);
                     limits.max_buffer_size = limits.max_buffer_size.max(plan);
                     return Ok(limits);
@@ -208,25 +209,17 @@ impl KvCache {
         let staging = buffer(device, "kivi staging", g.staging_bytes(), storage).await?;
         let scratch = buffer(device, "kivi scratch", g.scratch_bytes(), storage).await?;
         let mut pipelines = Pipelines::new(device, variant);
+        let shared = scoped(device, || Shared::new(device, &pipelines.cache, plan, staging, scratch))?;
         let mut layers = Vec::with_capacity(g.layers as usize);
         for _ in 0..g.layers {
             let ring = buffer(device, "kivi window", g.unpacked_bytes(), storage).await?;
             let mut slabs = Vec::with_capacity(g.slabs() as usize);
             for slab in 0..g.slabs() {
-                slabs.push(buffer(device, "kivi slab", g.slab_bytes(slab), storage).await?);
+                slabs.push(Some(buffer(device, "kivi slab", g.slab_bytes(slab), storage).await?));
             }
-            let bind = |layout, buffers: &[&wgpu::Buffer]| bind_group(device, layout, &plan, buffers);
-            let layouts = &pipelines.cache;
-            layers.push(LayerBuffers {
-                append: bind(&layouts.append, &[&ring, &staging]),
-                window: bind(&layouts.attend, &[&ring, &staging, &scratch]),
-                history: slabs.iter().map(|s| bind(&layouts.attend, &[s, s, &scratch])).collect(),
-                pack: slabs.iter().map(|s| bind(&layouts.pack, &[&ring, &staging, s])).collect(),
-                ring,
-                slabs,
-            });
+            let layer = || LayerBuffers::new(device, &pipelines.cache, &shared, ring, slabs);
+            layers.push(scoped(device, layer)?);
         }
-        let merge = bind_group(device, &pipelines.cache.merge, &plan, &[&scratch]);
         if options.warm_up {
             for pass in Pass::all(&g) {
                 pipelines.ensure(device, &g, pass, options.pipeline_cache)?;
@@ -237,22 +230,20 @@ impl KvCache {
             g.layers,
             device.adapter_info().name,
             g.layout.format_bits(),
-            g.pages,
+            g.pages(),
             g.slabs(),
-            MemoryUsage::of(&g).total(),
+            MemoryUsage::new(&g, crate::plan::Usage::default()).total(),
         );
         Ok(KvCache {
-            uploads: Uploads::new(),
+            uploads: Uploads::new(device, g.plan_bytes())?,
             device: device.clone(),
             queue: queue.clone(),
             planner: Planner::new(g),
             pipelines,
             pipeline_cache: options.pipeline_cache.cloned(),
             layers,
-            merge,
-            plan,
-            staging,
-            scratch,
+            shared,
+            failing: Default::default(),
             identity: Arc::new(()),
         })
     }
@@ -262,14 +253,23 @@ impl KvCache {
         self.planner.geometry()
     }
 
+    /// The sequences and their places.
+    pub fn planner(&self) -> &Planner {
+        &self.planner
+    }
+
     /// The device that the cache lives on.
     pub fn device(&self) -> &wgpu::Device {
         &self.device
     }
 
-    /// Bytes of all GPU buffers of the cache.
+    /// Bytes of all GPU buffers of the cache, by what they hold.
     pub fn memory(&self) -> MemoryUsage {
-        MemoryUsage::of(self.geometry())
+        let mut memory = MemoryUsage::new(self.geometry(), self.planner.usage());
+        // They do not shrink with the pool, and there are more uploads while many steps are on their way.
+        memory.scratch = self.shared.scratch.size();
+        memory.plan = self.shared.plan.size() + self.uploads.bytes();
+        memory
     }
 
     /// Adds an empty sequence.
@@ -278,14 +278,6 @@ impl KvCache {
     /// [`Error::TooManySequences`].
     pub fn create_sequence(&mut self) -> Result<SequenceId, Error> {
         self.planner.create_sequence()
-    }
-
-    /// Removes a sequence; what it held is free from the next operation on.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSequence`].
-    pub fn remove_sequence(&mut self, sequence: SequenceId) -> Result<Operation, Error> {
-        self.planner.remove_sequence(sequence)
     }
 
     /// Tokens of a sequence.
@@ -312,19 +304,19 @@ impl KvCache {
     /// Starts a step: validates it and records the upload of its plan into `encoder`. Record the layers with [`Step::layer`], then call
     /// [`Step::finish`]; a step that is dropped instead changes nothing. Encoders must be submitted in the order recorded.
     ///
+    /// No buffer is created, unless the pool must grow, or the upload buffers of three operations before are still on their way (those of an encoder that is
+    /// thrown away for ever).
+    ///
     /// # Errors
-    /// What is wrong with the request, see [`Planner::plan_step`]; [`Error::OutOfMemory`] for the upload, [`Error::Device`] if a pipeline cannot be built.
+    /// What is wrong with the request, see [`Planner::plan_step`]; [`Error::OutOfMemory`] for a new slab or the upload, [`Error::Device`] if a pipeline cannot be built.
     pub fn begin_step<'a>(
         &'a mut self,
         encoder: &mut wgpu::CommandEncoder,
         steps: &[SequenceStep],
     ) -> Result<Step<'a>, Error> {
-        let planned = self.planner.plan_step(steps)?;
+        let planned = self.with_room(|planner| planner.plan_step(steps))?;
         let work = Work::new(self.planner.geometry(), self.variant(), &planned.plan);
-        for pass in work.passes() {
-            self.ensure(pass)?;
-        }
-        self.upload(encoder, &work.words)?;
+        self.prepare(encoder, &work)?;
         Ok(Step::new(self, planned, work))
     }
 
@@ -345,11 +337,28 @@ impl KvCache {
         self.pipelines.ensure(&self.device, g, pass, self.pipeline_cache.as_ref())
     }
 
-    /// Records the upload of a plan's words.
-    pub(super) fn upload(&mut self, encoder: &mut wgpu::CommandEncoder, words: &[u32]) -> Result<(), Error> {
-        let bytes: &[u8] = bytemuck::cast_slice(words);
-        debug_assert!(bytes.len() as u64 <= self.plan.size(), "{} bytes of plan", bytes.len());
-        self.uploads.record(&self.device, encoder, &self.plan, bytes)
+    /// Builds what `work` needs and records the upload of its words.
+    pub(super) fn prepare(&mut self, encoder: &mut wgpu::CommandEncoder, work: &Work) -> Result<(), Error> {
+        for layer in &mut self.layers {
+            layer.bound_across();
+        }
+        for dispatch in work.dispatches() {
+            self.ensure(dispatch.pass)?;
+            if dispatch.pass == Pass::CopyBlocksAcross {
+                let (layouts, from, to) = (&self.pipelines.cache, dispatch.source, dispatch.slab);
+                scoped(&self.device, || {
+                    for layer in &mut self.layers {
+                        layer.ensure_across(&self.device, layouts, &self.shared, from, to);
+                    }
+                })?;
+            }
+        }
+        let bytes: &[u8] = bytemuck::cast_slice(&work.words);
+        if bytes.len() as u64 > self.shared.plan.size() {
+            debug_assert!(false, "{} bytes of plan, {} at most", bytes.len(), self.shared.plan.size());
+            return Err(Error::Device(format!("a plan of {} bytes is longer than it can be", bytes.len())));
+        }
+        self.uploads.record(&self.device, encoder, &self.shared.plan, bytes)
     }
 
     pub(super) fn identity(&self) -> Arc<()> {
@@ -363,12 +372,13 @@ impl KvCache {
     /// Every buffer of the cache, for tests that fill them with garbage and count them.
     #[doc(hidden)]
     pub fn buffers(&self) -> Vec<&wgpu::Buffer> {
-        let layers = self.layers.iter().flat_map(|l| l.slabs.iter().chain([&l.ring]));
-        layers.chain([&self.plan, &self.staging, &self.scratch]).collect()
+        let slabs = self.layers.iter().flat_map(|l| l.slabs.iter().flatten().map(|slab| &slab.buffer));
+        let rings = self.layers.iter().map(|l| &l.ring);
+        slabs.chain(rings).chain([&self.shared.plan, &self.shared.staging, &self.shared.scratch]).collect()
     }
 }
 
-fn check_limits(g: &Geometry, limits: &wgpu::Limits) -> Result<(), Error> {
+pub(super) fn check_limits(g: &Geometry, limits: &wgpu::Limits) -> Result<(), Error> {
     let need = |limit, available: u64, needed: u64, what, instead| {
         if available >= needed {
             Ok(())
@@ -395,7 +405,7 @@ fn check_limits(g: &Geometry, limits: &wgpu::Limits) -> Result<(), Error> {
     need("max_compute_workgroup_size_x", width, 256, what, other)?;
     let groups = u64::from(limits.max_compute_workgroups_per_dimension);
     need("max_compute_workgroups_per_dimension", groups, MAX_GROUPS.into(), "long work lists", other)?;
-    let most = g.plan_bytes();
+    let most = g.plan_bytes().max(g.promised_plan_bytes);
     let instead = "lower max_sequences, max_batch_tokens or capacity";
     need(
         "max_storage_buffer_binding_size",
@@ -404,30 +414,4 @@ fn check_limits(g: &Geometry, limits: &wgpu::Limits) -> Result<(), Error> {
         "a step's plan",
         instead,
     )
-}
-
-/// Group 0 of a pass: parameters at a dynamic offset, the plan, then `buffers`.
-fn bind_group(
-    device: &wgpu::Device,
-    layout: &wgpu::BindGroupLayout,
-    plan: &wgpu::Buffer,
-    buffers: &[&wgpu::Buffer],
-) -> wgpu::BindGroup {
-    let params = wgpu::BufferBinding {
-        buffer: plan,
-        offset: 0,
-        size: wgpu::BufferSize::new(size_of::<PassParams>() as u64),
-    };
-    let mut entries = vec![
-        wgpu::BindGroupEntry { binding: 0, resource: wgpu::BindingResource::Buffer(params) },
-        wgpu::BindGroupEntry { binding: 1, resource: plan.as_entire_binding() },
-    ];
-    for (buffer, binding) in buffers.iter().zip(2..) {
-        entries.push(wgpu::BindGroupEntry { binding, resource: buffer.as_entire_binding() });
-    }
-    device.create_bind_group(&wgpu::BindGroupDescriptor {
-        label: Some("kivi cache"),
-        layout,
-        entries: &entries,
-    })
 }

@@ -1,8 +1,8 @@
 //! A check that the adapter numbers a workgroup's invocations as the cluster kernels need.
 
-use super::buffers::buffer;
+use super::buffers::{buffer, scoped};
 use super::pipelines::now_or_never;
-use super::read::mapped;
+use super::read::Mapping;
 use super::shaders::lane_order;
 use super::shapes::CLUSTER_WORKGROUP;
 use crate::error::Error;
@@ -43,16 +43,19 @@ pub(super) async fn is_linear(
         // An adapter that cannot build it cannot build the kernels either.
         return Ok(false);
     }
-    let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-    {
-        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
-        pass.set_pipeline(&pipeline);
-        pass.set_bind_group(0, &group, &[]);
-        pass.dispatch_workgroups(1, 1, 1);
-    }
-    encoder.copy_buffer_to_buffer(&ordered, 0, &target, 0, size);
-    queue.submit([encoder.finish()]);
-    mapped(device, &target).await?;
+    let map = scoped(device, || {
+        let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        {
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+            pass.set_pipeline(&pipeline);
+            pass.set_bind_group(0, &group, &[]);
+            pass.dispatch_workgroups(1, 1, 1);
+        }
+        encoder.copy_buffer_to_buffer(&ordered, 0, &target, 0, size);
+        queue.submit([encoder.finish()]);
+        Mapping::new(&target)
+    })?;
+    map.done(device).await?;
     let bytes = target.slice(..).get_mapped_range().map_err(|e| Error::Device(e.to_string()))?;
     Ok(bytemuck::pod_collect_to_vec::<u8, u32>(&bytes).iter().all(|&ordered| ordered == 1))
 }

@@ -22,6 +22,10 @@ pub(super) struct CacheLayouts {
     pub(super) pack: wgpu::BindGroupLayout,
     pub(super) attend: wgpu::BindGroupLayout,
     pub(super) merge: wgpu::BindGroupLayout,
+    /// One buffer that is read and written.
+    pub(super) in_place: wgpu::BindGroupLayout,
+    /// One that is read and one that is written.
+    pub(super) across: wgpu::BindGroupLayout,
 }
 
 /// Layouts of group 1, which holds the host's buffers.
@@ -40,6 +44,8 @@ pub(super) struct Pipelines {
     pack: wgpu::PipelineLayout,
     attend: wgpu::PipelineLayout,
     merge: wgpu::PipelineLayout,
+    in_place: wgpu::PipelineLayout,
+    across: wgpu::PipelineLayout,
     variant: Variant,
     built: HashMap<Pass, wgpu::ComputePipeline>,
 }
@@ -52,6 +58,8 @@ impl Pipelines {
             pack: layout(device, "kivi pack", &[Params, Read, Read, Read, Write]),
             attend: layout(device, "kivi attend", &[Params, Read, Read, Read, Write]),
             merge: layout(device, "kivi merge", &[Params, Read, Read]),
+            in_place: layout(device, "kivi in place", &[Params, Read, Write]),
+            across: layout(device, "kivi across", &[Params, Read, Read, Write]),
         };
         let host = HostLayouts {
             append: layout(device, "kivi keys and values", &[Read, Read, Read]),
@@ -71,6 +79,8 @@ impl Pipelines {
             pack: pipeline_layout(&[&cache.pack]),
             attend: pipeline_layout(&[&cache.attend, &host.queries]),
             merge: pipeline_layout(&[&cache.merge, &host.output]),
+            in_place: pipeline_layout(&[&cache.in_place]),
+            across: pipeline_layout(&[&cache.across]),
             cache,
             host,
             variant,
@@ -104,6 +114,8 @@ impl Pipelines {
                 &self.attend
             }
             Pass::Merge(_) => &self.merge,
+            Pass::CopyTokens | Pass::CopyBlocks => &self.in_place,
+            Pass::CopyBlocksAcross | Pass::Unpack => &self.across,
         };
         let source = pass.source(g, self.variant);
         let scopes =

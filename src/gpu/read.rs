@@ -1,9 +1,9 @@
 //! Reads the content of a sequence back to the host.
 
-use super::buffers::buffer;
+use super::buffers::{buffer, scoped};
 use super::cache::KvCache;
 use crate::error::Error;
-use crate::plan::{SequenceId, Slot};
+use crate::plan::{SequenceId, SequenceView, Slot};
 use crate::state::{LayerState, UnpackedTokens};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
@@ -12,13 +12,14 @@ use std::task::Poll;
 const PIECE_BYTES: u64 = 32 << 20;
 
 /// Byte ranges of cache buffers.
-struct Gather<'a> {
+#[derive(Default)]
+pub(super) struct Gather<'a> {
     copies: Vec<(&'a wgpu::Buffer, u64, u64)>,
     bytes: u64,
 }
 
 impl<'a> Gather<'a> {
-    fn add(&mut self, buffer: &'a wgpu::Buffer, offset: u64, size: u64) {
+    pub(super) fn add(&mut self, buffer: &'a wgpu::Buffer, offset: u64, size: u64) {
         self.bytes += size;
         // Neighbouring ranges are one copy.
         match self.copies.last_mut() {
@@ -28,7 +29,7 @@ impl<'a> Gather<'a> {
     }
 
     /// The copies in pieces of up to [`PIECE_BYTES`].
-    fn pieces(&self) -> Vec<Vec<(&'a wgpu::Buffer, u64, u64)>> {
+    pub(super) fn pieces(&self) -> Vec<Vec<(&'a wgpu::Buffer, u64, u64)>> {
         let mut pieces = Vec::new();
         let mut piece = Vec::new();
         let mut room = PIECE_BYTES;
@@ -51,19 +52,15 @@ impl<'a> Gather<'a> {
 }
 
 impl KvCache {
-    /// What layer `layer` holds of a sequence. Submits a copy and waits for it; work submitted before is seen.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::LayerOutOfRange`], [`Error::Device`] if the device is lost.
-    pub async fn submit_and_read_state(&self, layer: u32, sequence: SequenceId) -> Result<LayerState, Error> {
+    /// Where a layer's words of a sequence lie: sinks' keys and values, the window's, then the blocks.
+    pub(super) fn places(&self, layer: u32, view: &SequenceView) -> Result<Gather<'_>, Error> {
         let g = self.geometry();
-        let view = self.planner.view(sequence)?;
         let buffers =
             self.layers.get(layer as usize).ok_or(Error::LayerOutOfRange { got: layer, layers: g.layers })?;
         let token = u64::from(g.token_words()) * 4;
         let block = u64::from(g.layout.block_words()) * 4;
         let values = u64::from(g.unpacked_slots()) * token;
-        let mut gather = Gather { copies: Vec::new(), bytes: 0 };
+        let mut gather = Gather::default();
         for slots in [&view.sinks, &view.window] {
             for tensor in [0, values] {
                 for slot in slots {
@@ -72,9 +69,20 @@ impl KvCache {
             }
         }
         for &(slab, index) in &view.blocks {
-            gather.add(&buffers.slabs[slab as usize], u64::from(index) * block, block);
+            let Some(slab) = buffers.slab(slab as usize) else { continue };
+            gather.add(&slab.buffer, u64::from(index) * block, block);
         }
-        let words = self.submit_and_read(&gather).await?;
+        Ok(gather)
+    }
+
+    /// What layer `layer` holds of a sequence. Submits a copy and waits for it; work submitted before is seen.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::LayerOutOfRange`], [`Error::Device`] if the device is lost.
+    pub async fn submit_and_read_state(&self, layer: u32, sequence: SequenceId) -> Result<LayerState, Error> {
+        let g = self.geometry();
+        let view = self.planner.view(sequence)?;
+        let words = self.submit_and_read(&self.places(layer, &view)?).await?;
         let mut rest = &words[..];
         let mut take = |n: usize| {
             let (head, tail) = rest.split_at(n);
@@ -103,8 +111,10 @@ impl KvCache {
 
     /// The first words of a layer's first slab, for the self-test.
     pub(super) async fn submit_and_read_slab(&self, layer: usize, words: u32) -> Result<Vec<u32>, Error> {
-        let mut gather = Gather { copies: Vec::new(), bytes: 0 };
-        gather.add(&self.layers[layer].slabs[0], 0, u64::from(words) * 4);
+        let mut gather = Gather::default();
+        if let Some(slab) = self.layers[layer].slab(0) {
+            gather.add(&slab.buffer, 0, u64::from(words) * 4);
+        }
         self.submit_and_read(&gather).await
     }
 
@@ -114,14 +124,18 @@ impl KvCache {
             let size: u64 = piece.iter().map(|(_, _, size)| size).sum();
             let usage = wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ;
             let target = buffer(&self.device, "kivi read back", size, usage).await?;
-            let mut encoder = self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-            let mut at = 0;
-            for (source, offset, size) in piece {
-                encoder.copy_buffer_to_buffer(source, offset, &target, at, size);
-                at += size;
-            }
-            self.queue.submit([encoder.finish()]);
-            mapped(&self.device, &target).await?;
+            let map = scoped(&self.device, || {
+                let mut encoder =
+                    self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+                let mut at = 0;
+                for (source, offset, size) in piece {
+                    encoder.copy_buffer_to_buffer(source, offset, &target, at, size);
+                    at += size;
+                }
+                self.queue.submit([encoder.finish()]);
+                Mapping::new(&target)
+            })?;
+            map.done(&self.device).await?;
             let bytes = target.slice(..).get_mapped_range().map_err(|e| Error::Device(e.to_string()))?;
             words.extend(bytemuck::pod_collect_to_vec::<u8, u32>(&bytes));
         }
@@ -129,37 +143,49 @@ impl KvCache {
     }
 }
 
-/// Waits until `buffer` is mapped for reading. On native it polls the device; in browsers the callback wakes it.
-pub(super) async fn mapped(device: &wgpu::Device, buffer: &wgpu::Buffer) -> Result<(), Error> {
-    type Shared = (Option<Result<(), wgpu::BufferAsyncError>>, Option<std::task::Waker>);
-    let shared: Arc<Mutex<Shared>> = Arc::default();
-    let from_callback = shared.clone();
-    buffer.slice(..).map_async(wgpu::MapMode::Read, move |result| {
-        if let Ok(mut state) = from_callback.lock() {
-            state.0 = Some(result);
-            if let Some(waker) = state.1.take() {
-                waker.wake();
-            }
-        }
-    });
-    std::future::poll_fn(|context| {
-        let polled = device.poll(wgpu::PollType::Poll);
-        let Ok(mut state) = shared.lock() else {
-            return Poll::Ready(Err(Error::Device("a map callback panicked".into())));
-        };
-        match (state.0.take(), polled) {
-            (Some(result), _) => Poll::Ready(result.map_err(|e| Error::Device(e.to_string()))),
-            (None, Err(error)) => Poll::Ready(Err(Error::Device(error.to_string()))),
-            (None, Ok(_)) => {
-                state.1 = Some(context.waker().clone());
-                if cfg!(not(target_arch = "wasm32")) {
-                    // Polling without a pause would keep the device's locks from the host's other threads.
-                    std::thread::sleep(std::time::Duration::from_micros(100));
-                    context.waker().wake_by_ref();
+/// A buffer that is being mapped for reading.
+pub(super) struct Mapping(Arc<Mutex<Mapped>>);
+
+/// The result, and who waits for it.
+type Mapped = (Option<Result<(), wgpu::BufferAsyncError>>, Option<std::task::Waker>);
+
+impl Mapping {
+    /// Asks for the mapping.
+    pub(super) fn new(buffer: &wgpu::Buffer) -> Mapping {
+        let shared: Arc<Mutex<Mapped>> = Arc::default();
+        let from_callback = shared.clone();
+        buffer.slice(..).map_async(wgpu::MapMode::Read, move |result| {
+            if let Ok(mut state) = from_callback.lock() {
+                state.0 = Some(result);
+                if let Some(waker) = state.1.take() {
+                    waker.wake();
                 }
-                Poll::Pending
             }
-        }
-    })
-    .await
+        });
+        Mapping(shared)
+    }
+
+    /// Waits until it is done. On native it polls the device; in browsers the callback wakes it.
+    pub(super) async fn done(self, device: &wgpu::Device) -> Result<(), Error> {
+        std::future::poll_fn(|context| {
+            let polled = device.poll(wgpu::PollType::Poll);
+            let Ok(mut state) = self.0.lock() else {
+                return Poll::Ready(Err(Error::Device("a map callback panicked".into())));
+            };
+            match (state.0.take(), polled) {
+                (Some(result), _) => Poll::Ready(result.map_err(|e| Error::Device(e.to_string()))),
+                (None, Err(error)) => Poll::Ready(Err(Error::Device(error.to_string()))),
+                (None, Ok(_)) => {
+                    state.1 = Some(context.waker().clone());
+                    if cfg!(not(target_arch = "wasm32")) {
+                        // Polling without a pause would keep the device's locks from the host's other threads.
+                        std::thread::sleep(std::time::Duration::from_micros(100));
+                        context.waker().wake_by_ref();
+                    }
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
 }

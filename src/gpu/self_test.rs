@@ -2,10 +2,9 @@
 //!
 //! It runs the cache's own append and pack pipelines on one block of adversarial values, and compares with the oracle.
 
-use super::buffers::filled_buffer;
+use super::buffers::{filled_buffer, scoped};
 use super::cache::KvCache;
 use super::io::{LayerIo, TensorView};
-use super::shaders::Pass;
 use super::work::Work;
 use crate::error::Error;
 use crate::format::Dtype;
@@ -13,9 +12,10 @@ use crate::geometry::Geometry;
 use crate::oracle::block_of;
 use crate::plan::{PackBlock, SlabRange, Slot, StepPlan, TokenWrite};
 
+/// Checks the device. `cache` has a page, or its pool will never have one.
 pub(super) async fn run(cache: &mut KvCache) -> Result<(), Error> {
     let g = cache.geometry().clone();
-    if g.slabs() == 0 {
+    if g.pages() == 0 {
         return Ok(());
     }
     let group = g.layout.group;
@@ -40,17 +40,16 @@ pub(super) async fn run(cache: &mut KvCache) -> Result<(), Error> {
     let (k, v) = (upload(&keys)?, upload(&values)?);
     let io = LayerIo::append(TensorView::new(&k, Dtype::F32), TensorView::new(&v, Dtype::F32));
     let binding = cache.bind(&io)?;
-    for pass in [Pass::Append, Pass::PackKeys, Pass::PackValues] {
-        cache.ensure(pass)?;
-    }
     let work = Work::new(&g, cache.variant(), &plan);
     let mut encoder = cache.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-    cache.upload(&mut encoder, &work.words)?;
-    {
-        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
-        cache.dispatch_layer(&mut pass, &work, 0, &binding, true);
-    }
-    cache.queue.submit([encoder.finish()]);
+    cache.prepare(&mut encoder, &work)?;
+    scoped(&cache.device, || {
+        {
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+            cache.dispatch_layer(&mut pass, &work, 0, &binding, true);
+        }
+        cache.queue.submit([encoder.finish()]);
+    })?;
     let got = cache.submit_and_read_slab(0, g.layout.block_words()).await?;
     let expected = block_of(&g, &keys, &values);
     match got.iter().zip(&expected).position(|(a, b)| a != b) {

@@ -13,6 +13,9 @@ use std::fmt::Write;
 /// Workgroups per dimension that every WebGPU device allows.
 pub(crate) const MAX_GROUPS: u32 = 65535;
 
+/// Words of a block that one workgroup copies.
+pub(super) const COPY_WORDS: u32 = 4096;
+
 /// A compute pass of the library. Attention and merge come in one variant per row tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pass {
@@ -32,12 +35,21 @@ pub enum Pass {
     FoldWindow,
     /// Partial results of tiles of this many rows.
     Merge(u32),
+    /// Unpacked tokens of another sequence.
+    CopyTokens,
+    /// Blocks within a slab.
+    CopyBlocks,
+    /// Blocks from one slab to another.
+    CopyBlocksAcross,
+    /// Packed tokens return to the window.
+    Unpack,
 }
 
 impl Pass {
     /// Every pass that a cache of this geometry can run.
     pub fn all(g: &Geometry) -> Vec<Pass> {
         let mut passes = vec![Pass::Append, Pass::PackKeys, Pass::PackValues];
+        passes.extend([Pass::CopyTokens, Pass::CopyBlocks, Pass::CopyBlocksAcross, Pass::Unpack]);
         for rows in g.split_tiles() {
             passes.extend([Pass::AttendHistory(rows), Pass::AttendWindow(rows), Pass::Merge(rows)]);
         }
@@ -58,6 +70,10 @@ impl Pass {
             Pass::FoldHistory => "fold_history",
             Pass::FoldWindow => "fold_window",
             Pass::Merge(_) => "merge",
+            Pass::CopyTokens => "copy_tokens",
+            Pass::CopyBlocks => "copy_blocks",
+            Pass::CopyBlocksAcross => "copy_blocks_across",
+            Pass::Unpack => "unpack",
         }
     }
 
@@ -137,6 +153,10 @@ impl Pass {
                 pieces!["lib/rows.wgsl", "lib/slots.wgsl", "lib/fold.wgsl", "fold_window.wgsl"]
             }
             Pass::Merge(_) => pieces!["merge.wgsl"],
+            Pass::CopyTokens => pieces!["copy_tokens.wgsl"],
+            Pass::CopyBlocks => pieces!["copy_blocks.wgsl"],
+            Pass::CopyBlocksAcross => pieces!["copy_blocks_across.wgsl"],
+            Pass::Unpack => pieces!["lib/quantizer.wgsl", "unpack.wgsl"],
         });
         pieces
     }
@@ -306,7 +326,8 @@ fn prelude(pass: Pass, g: &Geometry, variant: Variant) -> String {
             u("VALUE_TOKENS", shape.value_tokens);
             u("SH_VECS", shape.sh_vecs);
         }
-        Pass::Append | Pass::PackKeys | Pass::PackValues => {}
+        Pass::CopyBlocks | Pass::CopyBlocksAcross => u("COPY_WORDS", COPY_WORDS),
+        Pass::Append | Pass::PackKeys | Pass::PackValues | Pass::CopyTokens | Pass::Unpack => {}
     }
     let fold = matches!(pass, Pass::FoldHistory | Pass::FoldWindow);
     let scale = (f64::from(g.softmax_scale) * std::f64::consts::LOG2_E) as f32;

@@ -167,23 +167,44 @@ impl KvCache {
         binding: &LayerBinding,
         whole: bool,
     ) {
-        let (append, pack): (_, &[Dispatch]) = if whole { (&work.append, &work.pack) } else { (&None, &[]) };
+        if whole {
+            self.dispatch(pass, work.append.as_slice(), layer, Some(binding));
+        }
+        self.dispatch(pass, &work.attend, layer, Some(binding));
+        if whole {
+            self.dispatch(pass, &work.changes, layer, None);
+        }
+    }
+
+    pub(super) fn dispatch(
+        &self,
+        pass: &mut wgpu::ComputePass<'_>,
+        dispatches: &[Dispatch],
+        layer: usize,
+        binding: Option<&LayerBinding>,
+    ) {
         let class = self.geometry().layer_classes[layer];
         let buffers = &self.layers[layer];
-        for dispatch in append.iter().chain(&work.attend).chain(pack) {
-            if dispatch.class.is_some_and(|c| c != class) {
-                continue;
-            }
-            let Some(pipeline) = self.pipelines.get(dispatch.pass) else { continue };
-            let (group, host) = match dispatch.pass {
-                Pass::Append => (&buffers.append, &binding.append),
-                Pass::PackKeys | Pass::PackValues => (&buffers.pack[dispatch.slab], &None),
-                Pass::AttendHistory(_) | Pass::FoldHistory => {
-                    (&buffers.history[dispatch.slab], &binding.queries)
-                }
-                Pass::AttendWindow(_) | Pass::FoldWindow => (&buffers.window, &binding.queries),
-                Pass::Merge(_) => (&self.merge, &binding.output),
+        for dispatch in dispatches.iter().filter(|d| d.class.is_none_or(|c| c == class)) {
+            let slab = || buffers.slab(dispatch.slab);
+            let group = match dispatch.pass {
+                Pass::Append => Some(&buffers.append),
+                Pass::PackKeys | Pass::PackValues => slab().map(|s| &s.pack),
+                Pass::AttendHistory(_) | Pass::FoldHistory => slab().map(|s| &s.history),
+                Pass::AttendWindow(_) | Pass::FoldWindow => Some(&buffers.window),
+                Pass::Merge(_) => Some(&self.shared.merge),
+                Pass::CopyTokens => Some(&buffers.copy_tokens),
+                Pass::CopyBlocks => slab().map(|s| &s.copy),
+                Pass::CopyBlocksAcross => buffers.across(dispatch.source, dispatch.slab),
+                Pass::Unpack => slab().map(|s| &s.unpack),
             };
+            let host = binding.and_then(|binding| match dispatch.pass {
+                Pass::Append => binding.append.as_ref(),
+                Pass::Merge(_) => binding.output.as_ref(),
+                _ => binding.queries.as_ref(),
+            });
+            // `prepare` has built all of them, and `check_step` knows that the binding has what the pass needs.
+            let (Some(pipeline), Some(group)) = (self.pipelines.get(dispatch.pass), group) else { continue };
             pass.set_pipeline(pipeline);
             pass.set_bind_group(0, group, &[dispatch.params]);
             if let Some(host) = host {

@@ -1,10 +1,10 @@
 //! A step's plan in the words that shaders read, and the dispatches that read them.
 
-use super::shaders::{MAX_GROUPS, Pass};
+use super::shaders::{COPY_WORDS, MAX_GROUPS, Pass};
 use super::shapes::{attend_groups, items_each};
 use super::variant::Variant;
 use crate::geometry::{Geometry, PLAN_PARAMS_STRIDE};
-use crate::plan::{FoldPass, SlabRange, StepPlan};
+use crate::plan::{BlockCopyRange, FoldPass, SlabRange, StepPlan};
 use std::ops::Range;
 
 /// Parameters of one pass. Twin: `PassParams` in shaders/lib/step.wgsl.
@@ -35,21 +35,24 @@ pub(super) struct Dispatch {
     pub(super) pass: Pass,
     /// The attention class of layers that it is for, or `None` for all.
     pub(super) class: Option<u32>,
-    /// The slab that it reads or writes.
+    /// The slab that it reads or writes; of two, the one that it writes.
     pub(super) slab: usize,
+    /// Of two slabs, the one that it reads.
+    pub(super) source: usize,
     /// Byte offset of its parameters in the plan buffer.
     pub(super) params: u32,
     pub(super) groups: [u32; 3],
 }
 
-/// The work of one step, the same for every layer.
+/// The work of one operation, the same for every layer.
 #[derive(Debug, Default)]
 pub(super) struct Work {
     /// Contents of the plan buffer.
     pub(super) words: Vec<u32>,
     pub(super) append: Option<Dispatch>,
     pub(super) attend: Vec<Dispatch>,
-    pub(super) pack: Vec<Dispatch>,
+    /// What changes packed blocks, or moves tokens: copies, packs, unpacks.
+    pub(super) changes: Vec<Dispatch>,
 }
 
 impl Work {
@@ -84,8 +87,15 @@ impl Work {
             [r.tile, r.partial, splits + 3 * r.splits.start, count, u32::from(r.fresh)]
         }));
 
+        let token_copies = here(&words);
+        words.extend(plan.token_copies.iter().flat_map(|c| [c.from.word(), c.to.word()]));
+        let block_copies = here(&words);
+        words.extend(plan.block_copies.iter().flat_map(|c| [c.from, c.to]));
+        let unpacks = here(&words);
+        words.extend(plan.unpacks.iter().flat_map(|u| [u.block, u.token, u.slot.word()]));
+
         let mut work = Work::default();
-        for (i, PassWork { pass, class, slab, range, heads }) in passes.into_iter().enumerate() {
+        for (i, PassWork { pass, class, slab, source, range, heads }) in passes.into_iter().enumerate() {
             let (start, count) = (range.start, range.end - range.start);
             let (first, count) = match pass {
                 Pass::Append => (writes + 2 * start, count),
@@ -93,6 +103,9 @@ impl Work {
                 Pass::AttendHistory(_) | Pass::AttendWindow(_) => (items + 5 * start, count),
                 Pass::FoldHistory | Pass::FoldWindow => (runs + 5 * start, count),
                 Pass::Merge(rows) => (tiles + 6 * start, count * rows),
+                Pass::CopyTokens => (token_copies + 2 * start, count),
+                Pass::CopyBlocks | Pass::CopyBlocksAcross => (block_copies + 2 * start, count),
+                Pass::Unpack => (unpacks + 3 * start, count),
             };
             let (first_head, heads) = (heads.start, heads.end - heads.start);
             let attention = class.map(|c| g.attention_classes[c as usize]).unwrap_or_default();
@@ -109,7 +122,8 @@ impl Work {
             let at = i * stride as usize;
             words[at..at + 8].copy_from_slice(bytemuck::cast_slice(&[params]));
             let y = match pass {
-                Pass::Append => (2 * g.token_words()).div_ceil(64),
+                Pass::Append | Pass::CopyTokens | Pass::Unpack => (2 * g.token_words()).div_ceil(64),
+                Pass::CopyBlocks | Pass::CopyBlocksAcross => g.layout.block_words().div_ceil(COPY_WORDS),
                 _ => attend_groups(g, variant, pass, heads),
             };
             let x = count.div_ceil(items_each(variant, pass, count));
@@ -117,30 +131,32 @@ impl Work {
                 pass,
                 class,
                 slab: slab as usize,
+                source: source as usize,
                 params: i as u32 * PLAN_PARAMS_STRIDE,
                 groups: [x.min(MAX_GROUPS), y, x.div_ceil(MAX_GROUPS)],
             };
             match pass {
                 Pass::Append => work.append = Some(dispatch),
-                Pass::PackKeys | Pass::PackValues => work.pack.push(dispatch),
-                _ => work.attend.push(dispatch),
+                _ if class.is_some() => work.attend.push(dispatch),
+                _ => work.changes.push(dispatch),
             }
         }
         work.words = words;
         work
     }
 
-    /// Pipelines that the step needs.
-    pub(super) fn passes(&self) -> impl Iterator<Item = Pass> {
-        self.append.iter().chain(&self.attend).chain(&self.pack).map(|d| d.pass)
+    /// All of it.
+    pub(super) fn dispatches(&self) -> impl Iterator<Item = &Dispatch> {
+        self.append.iter().chain(&self.attend).chain(&self.changes)
     }
 }
 
-/// A pass, its slab, its range of work, and its KV heads.
+/// A pass, its slabs, its range of work, and its KV heads.
 struct PassWork {
     pass: Pass,
     class: Option<u32>,
     slab: u32,
+    source: u32,
     range: Range<u32>,
     heads: Range<u32>,
 }
@@ -149,10 +165,14 @@ struct PassWork {
 fn passes_of(g: &Geometry, plan: &StepPlan) -> Vec<PassWork> {
     let all = 0..g.layout.kv_heads;
     let mut passes = Vec::new();
-    let mut push = |pass, class, slab, range: &Range<u32>, heads: &Range<u32>| {
+    let mut push_from = |pass, class, source, slab, range: &Range<u32>, heads: &Range<u32>| {
         if !range.is_empty() {
-            passes.push(PassWork { pass, class, slab, range: range.clone(), heads: heads.clone() });
+            let (range, heads) = (range.clone(), heads.clone());
+            passes.push(PassWork { pass, class, slab, source, range, heads });
         }
+    };
+    let mut push = |pass, class, slab, range: &Range<u32>, heads: &Range<u32>| {
+        push_from(pass, class, slab, slab, range, heads);
     };
     push(Pass::Append, None, 0, &(0..plan.writes.len() as u32), &all);
     for round in &plan.rounds {
@@ -169,9 +189,19 @@ fn passes_of(g: &Geometry, plan: &StepPlan) -> Vec<PassWork> {
         }
         push(Pass::Merge(rows), class, 0, &round.tiles, heads);
     }
+    push(Pass::CopyTokens, None, 0, &(0..plan.token_copies.len() as u32), &all);
+    // Between attention, which reads the old place, and the packs that fill the new one.
+    for BlockCopyRange { from, to, items } in &plan.copy_slabs {
+        let pass = if from == to { Pass::CopyBlocks } else { Pass::CopyBlocksAcross };
+        push_from(pass, None, *from, *to, items, &all);
+    }
+    let mut push = |pass, slab, range: &Range<u32>| push_from(pass, None, slab, slab, range, &all);
     for SlabRange { slab, items } in &plan.pack_slabs {
-        push(Pass::PackKeys, None, *slab, items, &all);
-        push(Pass::PackValues, None, *slab, items, &all);
+        push(Pass::PackKeys, *slab, items);
+        push(Pass::PackValues, *slab, items);
+    }
+    for SlabRange { slab, items } in &plan.unpack_slabs {
+        push(Pass::Unpack, *slab, items);
     }
     passes
 }

@@ -1,7 +1,6 @@
 //! New tokens enter the cache.
 
-use super::{Tensor, Unpacked};
-use crate::format::{Dtype, enter};
+use super::{Tensor, Unpacked, put};
 use crate::geometry::Geometry;
 use crate::plan::StepPlan;
 
@@ -22,14 +21,7 @@ pub fn append(
             let first = (write.row as usize * heads + head) * head_dim;
             let row = buffer.row(g, tensor, write.slot.index(), head as u32);
             for (channel, &x) in input[first..first + head_dim].iter().enumerate() {
-                let bits = enter(x, g.window_format);
-                if g.window_format == Dtype::F32 {
-                    buffer.words[row + channel] = bits;
-                } else {
-                    let shift = 16 * (channel % 2);
-                    let word = &mut buffer.words[row + channel / 2];
-                    *word = (*word & !(0xffff << shift)) | (bits << shift);
-                }
+                put(g.window_format, &mut buffer.words[row..], channel, x);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{Partial, Row, Tensor, Tokens, Unpacked};
 use super::{append::append, attend_history::attend_history, attend_window::attend_window};
-use super::{merge::merge, pack_block};
+use super::{copy_blocks::copy_blocks, merge::merge, pack_block};
 use crate::config::CacheConfig;
 use crate::error::Error;
 use crate::geometry::{DEFAULT_MAX_BINDING, Geometry};
@@ -36,9 +36,9 @@ pub struct AttentionOutput {
 }
 
 #[derive(Debug, Clone)]
-struct LayerMemory {
-    slabs: Vec<Vec<u32>>,
-    ring: Unpacked,
+pub(super) struct LayerMemory {
+    pub(super) slabs: Vec<Vec<u32>>,
+    pub(super) ring: Unpacked,
 }
 
 /// The cache on the CPU: the reference for every other backend.
@@ -55,8 +55,8 @@ struct LayerMemory {
 /// ```
 #[derive(Debug, Clone)]
 pub struct CpuCache {
-    planner: Planner,
-    layers: Vec<LayerMemory>,
+    pub(super) planner: Planner,
+    pub(super) layers: Vec<LayerMemory>,
     staging: Unpacked,
 }
 
@@ -96,15 +96,10 @@ impl CpuCache {
         self.planner.create_sequence()
     }
 
-    /// Removes a sequence.
+    /// Undoes the latest operation, as far as lengths and places go.
     ///
-    /// # Errors
-    /// [`Error::UnknownSequence`].
-    pub fn remove_sequence(&mut self, sequence: SequenceId) -> Result<Operation, Error> {
-        self.planner.remove_sequence(sequence)
-    }
-
-    /// Undoes the latest operation.
+    /// The oracle has no encoder to throw away: it has carried the operation out. So what a truncation or a reorder has overwritten in a window stays overwritten,
+    /// as on a GPU whose encoder was submitted; clone the cache to go back.
     ///
     /// # Errors
     /// [`Error::NotLatest`], [`Error::TooOld`].
@@ -121,7 +116,7 @@ impl CpuCache {
         steps: &[SequenceStep],
         inputs: &[LayerInput<'_>],
     ) -> Result<(Operation, Vec<AttentionOutput>), Error> {
-        let planned = self.planner.plan_step(steps)?;
+        let planned = self.with_room(|planner| planner.plan_step(steps))?;
         let g = self.planner.geometry().clone();
         if inputs.len() != self.layers.len() {
             return Err(Error::LayerOutOfRange { got: inputs.len() as u32, layers: g.layers });
@@ -199,6 +194,7 @@ fn run_layer(
     append(g, plan, Tensor::Keys, input.k, &mut memory.ring, staging);
     append(g, plan, Tensor::Values, input.v, &mut memory.ring, staging);
     let output = attend(g, plan, class, memory, staging, input);
+    copy_blocks(g, plan, &mut memory.slabs);
     let tokens = Tokens { ring: &memory.ring, staging };
     let block_words = g.layout.block_words() as usize;
     for range in &plan.pack_slabs {

@@ -6,17 +6,21 @@
 pub mod append;
 pub mod attend_history;
 pub mod attend_window;
+pub mod copy_blocks;
+pub mod copy_tokens;
 pub mod merge;
 pub mod pack_keys;
 pub mod pack_values;
+pub mod unpack;
 
 mod cache;
+mod operations;
 mod partial;
 
 pub use cache::{AttentionOutput, CpuCache, LayerInput};
 pub use partial::{Partial, Row};
 
-use crate::format::{Dtype, widen};
+use crate::format::{Dtype, enter, widen};
 use crate::geometry::Geometry;
 use crate::plan::{Slot, StepPlan, TokenWrite};
 
@@ -36,6 +40,18 @@ impl Unpacked {
     fn row(&self, g: &Geometry, tensor: Tensor, slot: u32, head: u32) -> usize {
         let token = slot + if tensor == Tensor::Values { self.slots } else { 0 };
         (token * g.token_words() + head * g.row_words()) as usize
+    }
+}
+
+/// Lets `x` enter as element `channel` of an unpacked row.
+fn put(format: Dtype, row: &mut [u32], channel: usize, x: f32) {
+    let bits = enter(x, format);
+    if format == Dtype::F32 {
+        row[channel] = bits;
+    } else {
+        let shift = 16 * (channel % 2);
+        let word = &mut row[channel / 2];
+        *word = (*word & !(0xffff << shift)) | (bits << shift);
     }
 }
 

@@ -4,7 +4,7 @@
 //! sinks, or up to 256 consecutive tokens of the window. So a row's result never depends on its batch, on the scratch, or on where a page lies.
 
 use super::fold::plan_folds;
-use super::pool::Pool;
+use super::pool::Page;
 use super::{AttendItem, Round, RowTile, SlabRange, StepPlan};
 use crate::format::PAGE_TOKENS;
 use crate::geometry::Geometry;
@@ -22,7 +22,7 @@ pub(super) struct Attention<'a> {
     /// Index in `StepPlan::slots` of the first sink.
     pub(super) sink_slots: u32,
     /// Pages of the history.
-    pub(super) pages: &'a [u32],
+    pub(super) pages: &'a [Page],
     pub(super) blocks: u32,
     /// Unpacked tokens after the history, new ones included.
     pub(super) window: u32,
@@ -41,7 +41,7 @@ pub(super) struct Split {
 
 impl Attention<'_> {
     /// The splits that some query sees, in order of position.
-    pub(super) fn splits(&self, g: &Geometry, pool: &Pool, sliding_window: Option<u32>) -> Vec<Split> {
+    pub(super) fn splits(&self, g: &Geometry, sliding_window: Option<u32>) -> Vec<Split> {
         let unpacked = |first_slot: u32, tokens: u32, position: u32| {
             (0..tokens).step_by(PAGE_TOKENS as usize).map(move |i| Split {
                 slab: None,
@@ -51,9 +51,9 @@ impl Attention<'_> {
             })
         };
         let packed_tokens = self.blocks * g.layout.group;
-        let pages = self.pages.iter().zip(0..).map(|(&page, i)| Split {
-            slab: Some(pool.slab(page)),
-            source: pool.page_in_slab(page),
+        let pages = self.pages.iter().zip(0..).map(|(page, i)| Split {
+            slab: Some(page.slab),
+            source: page.index,
             tokens: PAGE_TOKENS.min(packed_tokens - i * PAGE_TOKENS),
             first_position: g.sinks + i * PAGE_TOKENS,
         });
@@ -68,14 +68,14 @@ impl Attention<'_> {
 }
 
 /// Adds the attention of all sequences to `plan`, for each class of layers.
-pub(super) fn plan_attention(g: &Geometry, pool: &Pool, sequences: &[Attention<'_>], plan: &mut StepPlan) {
+pub(super) fn plan_attention(g: &Geometry, sequences: &[Attention<'_>], plan: &mut StepPlan) {
     for class in 0..g.attention_classes.len() as u32 {
-        plan_class(g, pool, sequences, class, plan);
-        plan_folds(g, pool, sequences, class, plan);
+        plan_class(g, sequences, class, plan);
+        plan_folds(g, sequences, class, plan);
     }
 }
 
-fn plan_class(g: &Geometry, pool: &Pool, sequences: &[Attention<'_>], class: u32, plan: &mut StepPlan) {
+fn plan_class(g: &Geometry, sequences: &[Attention<'_>], class: u32, plan: &mut StepPlan) {
     let kv_heads = g.layout.kv_heads;
     let sliding_window = g.attention_classes[class as usize].sliding_window;
     for row_tile in g.split_tiles() {
@@ -84,7 +84,7 @@ fn plan_class(g: &Geometry, pool: &Pool, sequences: &[Attention<'_>], class: u32
             .iter()
             .filter(|s| s.queries > 0 && !g.folds(s.queries) && g.row_tile(s.queries) == row_tile)
         {
-            let splits = sequence.splits(g, pool, sliding_window);
+            let splits = sequence.splits(g, sliding_window);
             let partial_rows = splits.len() as u32 * row_tile;
             let rows = sequence.queries * g.heads_per_group;
             for first_row in (0..rows).step_by(row_tile as usize) {

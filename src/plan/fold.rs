@@ -5,7 +5,6 @@
 //! of a sequence are divided into passes, and so not on the slabs where its pages lie.
 
 use super::attention::{Attention, Split};
-use super::pool::Pool;
 use super::{FoldPass, FoldSplit, Round, RowTile, StepPlan, TileRun};
 use crate::geometry::Geometry;
 use std::ops::Range;
@@ -23,13 +22,7 @@ struct FoldTile {
 }
 
 /// Adds the attention of all sequences whose number of queries asks for it, for one class of layers.
-pub(super) fn plan_folds(
-    g: &Geometry,
-    pool: &Pool,
-    sequences: &[Attention<'_>],
-    class: u32,
-    plan: &mut StepPlan,
-) {
+pub(super) fn plan_folds(g: &Geometry, sequences: &[Attention<'_>], class: u32, plan: &mut StepPlan) {
     let sliding_window = g.attention_classes[class as usize].sliding_window;
     let row_tile = g.fold_tile();
     let mut segments = Vec::new();
@@ -47,7 +40,7 @@ pub(super) fn plan_folds(
                 splits: 1,
             },
         }));
-        segments.push(segments_of(&sequence.splits(g, pool, sliding_window), plan));
+        segments.push(segments_of(&sequence.splits(g, sliding_window), plan));
     }
 
     // As many tiles at a time as the scratch holds, of as many heads.

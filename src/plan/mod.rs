@@ -5,12 +5,17 @@
 
 mod attention;
 mod fold;
+mod operations;
 mod planner;
 mod pool;
 mod sequence;
+mod step;
+mod table;
 
-pub use planner::{Operation, PlannedStep, Planner, SequenceStep};
+pub use planner::{Growth, Planner, Usage};
 pub use sequence::{SequenceId, SequenceView};
+pub use step::{PlannedStep, SequenceStep};
+pub use table::{Applied, Operation};
 
 use std::ops::Range;
 
@@ -162,7 +167,49 @@ pub struct Round {
     pub fold: Vec<FoldPass>,
 }
 
-/// Everything that one step does in every layer, in this order: writes, the rounds of the layer's class, packs.
+/// An unpacked token is copied, within the sink slots and rings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenCopy {
+    /// Where it is.
+    pub from: Slot,
+    /// Where it is wanted too. No copy of the same plan reads this slot.
+    pub to: Slot,
+}
+
+/// A block is copied to another page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// Index of the block within its slab.
+    pub from: u32,
+    /// Index of the copy within its slab. No copy of the same plan reads it.
+    pub to: u32,
+}
+
+/// Copies of blocks from one slab to another, or within it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockCopyRange {
+    /// Slab that is read.
+    pub from: u32,
+    /// Slab that is written.
+    pub to: u32,
+    /// Range of [`StepPlan::block_copies`].
+    pub items: Range<u32>,
+}
+
+/// A packed token returns to the window: dequantized, then through the entry function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenUnpack {
+    /// Index of the block within its slab.
+    pub block: u32,
+    /// Index of the token within the block.
+    pub token: u32,
+    /// Where it is kept from now on.
+    pub slot: Slot,
+}
+
+/// Everything that one operation does in every layer, in this order: writes, the rounds of the layer's class, copies, packs, unpacks.
+///
+/// Steps write, attend, copy blocks that they are about to extend, and pack. Forks and reorders copy. Truncations unpack.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StepPlan {
     /// New tokens over all sequences: rows of the step's keys and values.
@@ -189,4 +236,38 @@ pub struct StepPlan {
     pub pack_slabs: Vec<SlabRange>,
     /// Whether any slot is in the staging buffer, which all layers share.
     pub uses_staging: bool,
+    /// Unpacked tokens to copy.
+    pub token_copies: Vec<TokenCopy>,
+    /// Blocks to copy, by pair of slabs.
+    pub block_copies: Vec<BlockCopy>,
+    /// Ranges of `block_copies`.
+    pub copy_slabs: Vec<BlockCopyRange>,
+    /// Tokens to unpack.
+    pub unpacks: Vec<TokenUnpack>,
+    /// Ranges of `unpacks`.
+    pub unpack_slabs: Vec<SlabRange>,
+}
+
+impl StepPlan {
+    /// Adds copies of blocks from one slab to another, or within it.
+    fn copy_blocks(&mut self, from: u32, to: u32, copies: impl Iterator<Item = BlockCopy>) {
+        let start = self.block_copies.len() as u32;
+        self.block_copies.extend(copies);
+        let end = self.block_copies.len() as u32;
+        match self.copy_slabs.last_mut() {
+            Some(last) if (last.from, last.to) == (from, to) => last.items.end = end,
+            _ => self.copy_slabs.push(BlockCopyRange { from, to, items: start..end }),
+        }
+    }
+
+    /// Whether there is nothing to carry out.
+    pub fn is_empty(&self) -> bool {
+        let Self { writes, tiles, packs, token_copies, block_copies, unpacks, .. } = self;
+        writes.is_empty()
+            && tiles.is_empty()
+            && packs.is_empty()
+            && token_copies.is_empty()
+            && block_copies.is_empty()
+            && unpacks.is_empty()
+    }
 }

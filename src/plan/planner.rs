@@ -1,95 +1,42 @@
-//! The state machine: sequences, their windows and pages, and the operations that change them.
+//! The state machine: sequences, their windows and pages.
 
-use super::attention::{Attention, plan_attention, push_by_slab};
-use super::pool::{Pool, pages_for};
-use super::sequence::{Lengths, Sequence, SequenceId, SequenceView};
-use super::{PackBlock, Slot, StepPlan, TokenWrite};
+use super::sequence::{Sequence, SequenceId, SequenceView};
+use super::table::{Applied, Change, Edit, Journal, Operation, Table};
 use crate::error::Error;
-use crate::geometry::{Geometry, MAX_TOKENS};
-use std::collections::VecDeque;
-
-/// What one sequence does in a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SequenceStep {
-    /// The sequence.
-    pub sequence: SequenceId,
-    /// New tokens.
-    pub append: u32,
-    /// Queries: they stand at the newest `attend` positions after the append, and each sees the positions up to its own.
-    pub attend: u32,
-}
-
-impl SequenceStep {
-    /// One new token that attends: an ordinary decode step.
-    pub fn decode(sequence: SequenceId) -> SequenceStep {
-        SequenceStep { sequence, append: 1, attend: 1 }
-    }
-
-    /// `tokens` new tokens, of which none attends.
-    pub fn append(sequence: SequenceId, tokens: u32) -> SequenceStep {
-        SequenceStep { sequence, append: tokens, attend: 0 }
-    }
-
-    /// `tokens` new tokens, all of which attend, as for a prompt or for drafted tokens.
-    pub fn extend(sequence: SequenceId, tokens: u32) -> SequenceStep {
-        SequenceStep { sequence, append: tokens, attend: tokens }
-    }
-
-    /// No new token; queries at the newest `queries` positions.
-    pub fn attend(sequence: SequenceId, queries: u32) -> SequenceStep {
-        SequenceStep { sequence, append: 0, attend: queries }
-    }
-}
-
-/// A finished operation, as a handle for `discard`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Operation(pub(crate) u64);
-
-/// How to undo one operation.
-#[derive(Debug, Clone)]
-struct Undo {
-    operation: Operation,
-    change: Change,
-}
-
-#[derive(Debug, Clone)]
-enum Change {
-    /// (slot of the sequence, lengths before, pages that it had)
-    Step(Vec<(usize, Lengths, usize)>),
-    Remove(Sequence),
-}
-
-/// A step that has been planned and not yet happened.
-#[derive(Debug, Clone)]
-pub struct PlannedStep {
-    /// The work.
-    pub plan: StepPlan,
-    /// (slot of the sequence, lengths after, new pages)
-    after: Vec<(usize, Lengths, Vec<u32>)>,
-}
+use crate::geometry::Geometry;
 
 /// Sequences, windows and pages of a cache. See the [module](super).
 #[derive(Debug, Clone)]
 pub struct Planner {
     geometry: Geometry,
-    pool: Pool,
-    sequences: Vec<Option<Sequence>>,
-    generation: u32,
-    undo: VecDeque<Undo>,
-    operations: u64,
+    pub(super) table: Table,
+    journal: Journal,
+}
+
+/// Slabs that a pool is about to get, or longer plans. An executor makes them, then calls [`Planner::grow`].
+#[derive(Debug, Clone)]
+pub struct Growth {
+    /// The geometry with the new slabs.
+    pub geometry: Geometry,
+    /// The slabs that are new.
+    pub slabs: Vec<u32>,
+}
+
+/// How much of a layer's memory is in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Packed blocks; one that several sequences share counts once.
+    pub blocks: u64,
+    /// Tokens in windows.
+    pub window_tokens: u64,
+    /// Tokens in sink slots.
+    pub sink_tokens: u64,
 }
 
 impl Planner {
     /// An empty cache.
     pub fn new(geometry: Geometry) -> Planner {
-        Planner {
-            pool: Pool::new(geometry.pages, geometry.pages_per_slab),
-            sequences: vec![None; geometry.max_sequences as usize],
-            geometry,
-            generation: 0,
-            undo: VecDeque::new(),
-            operations: 0,
-        }
+        Planner { table: Table::new(&geometry), geometry, journal: Journal::default() }
     }
 
     /// The derived sizes.
@@ -97,40 +44,20 @@ impl Planner {
         &self.geometry
     }
 
-    /// Adds an empty sequence.
+    /// Adds an empty sequence. This is no operation to discard; where the only free slots are those of sequences whose removal could be undone, the
+    /// oldest such removal and what came before it no longer can.
     ///
     /// # Errors
     /// [`Error::TooManySequences`].
     pub fn create_sequence(&mut self) -> Result<SequenceId, Error> {
-        // The slot of a sequence that was removed and could come back (by discard) is taken last, the oldest such first; then its removal and what
-        // came before it can no longer be undone.
-        let removal = |index: usize| {
-            let of_slot = |u: &Undo| matches!(&u.change, Change::Remove(s) if s.id.index as usize == index);
-            self.undo.iter().rposition(of_slot).map_or(0, |at| at + 1)
-        };
-        let empty = (0..self.sequences.len()).filter(|i| self.sequences[*i].is_none());
-        let index = empty
-            .min_by_key(|i| removal(*i))
-            .ok_or(Error::TooManySequences { max: self.geometry.max_sequences })?;
-        let forgotten = removal(index);
-        self.undo.drain(..forgotten);
-        self.generation += 1;
-        let id = SequenceId { index: index as u32, generation: self.generation };
-        self.sequences[index] = Some(Sequence { id, lengths: Lengths::default(), pages: Vec::new() });
+        let none = Error::TooManySequences { max: self.geometry.max_sequences };
+        let home = self.table.next_home().ok_or(none)?;
+        self.journal.forget(|change| matches!(change, Change::HomeFreed(freed) if *freed == home));
+        let mut edit = Edit::new(&mut self.table);
+        edit.take_home();
+        let id = edit.new_id();
+        edit.set(id, Some(Sequence::new(home)));
         Ok(id)
-    }
-
-    /// Removes a sequence; its pages are free from the next operation on.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSequence`].
-    pub fn remove_sequence(&mut self, id: SequenceId) -> Result<Operation, Error> {
-        let index = self.find(id)?;
-        let Some(sequence) = self.sequences[index].take() else {
-            return Err(Error::UnknownSequence(id));
-        };
-        self.pool.give_last(&sequence.pages);
-        Ok(self.record(Change::Remove(sequence)))
     }
 
     /// Tokens of a sequence.
@@ -138,17 +65,22 @@ impl Planner {
     /// # Errors
     /// [`Error::UnknownSequence`].
     pub fn tokens(&self, id: SequenceId) -> Result<u32, Error> {
-        Ok(self.sequence(self.find(id)?).lengths.tokens)
+        Ok(self.table.get(id)?.lengths.tokens)
     }
 
-    /// The sequences of the cache.
+    /// The sequences of the cache, oldest id first.
     pub fn sequences(&self) -> impl Iterator<Item = SequenceId> {
-        self.sequences.iter().flatten().map(|s| s.id)
+        self.table.sequences.keys().copied()
     }
 
     /// Pages that no sequence holds.
     pub fn free_pages(&self) -> u32 {
-        self.pool.free_pages()
+        self.table.pool.free_pages()
+    }
+
+    /// Free pages, and those by which the pool may grow.
+    pub(super) fn available_pages(&self) -> u32 {
+        self.free_pages() + self.geometry.max_pages.saturating_sub(self.geometry.pages())
     }
 
     /// Where the content of a sequence lies.
@@ -157,103 +89,100 @@ impl Planner {
     /// [`Error::UnknownSequence`].
     pub fn view(&self, id: SequenceId) -> Result<SequenceView, Error> {
         let g = &self.geometry;
-        let s = self.sequence(self.find(id)?);
-        let per_page = g.layout.blocks_per_page();
+        let s = self.table.get(id)?;
         Ok(SequenceView {
             tokens: s.lengths.tokens,
-            sinks: (0..s.lengths.sinks(g)).map(|p| s.sink_slot(g, p)).collect(),
-            blocks: (0..s.lengths.blocks)
-                .map(|b| {
-                    let page = s.pages[(b / per_page) as usize];
-                    (self.pool.slab(page), self.pool.page_in_slab(page) * per_page + b % per_page)
-                })
-                .collect(),
-            window: (0..s.lengths.window(g)).map(|i| s.ring_slot(g, i)).collect(),
+            sinks: s.sinks(g),
+            blocks: (0..s.lengths.blocks).map(|block| s.block(g, block)).collect(),
+            window: s.window(g),
         })
     }
 
-    /// Plans a step without changing anything.
-    ///
-    /// # Errors
-    /// Whatever is wrong with the request, see [`Error`]: unknown or repeated sequences, too many tokens or queries, no room.
-    pub fn plan_step(&self, steps: &[SequenceStep]) -> Result<PlannedStep, Error> {
+    /// What of a layer's memory holds tokens.
+    pub fn usage(&self) -> Usage {
         let g = &self.geometry;
-        self.check_request(steps)?;
-        let mut planned = PlannedStep { plan: StepPlan::default(), after: Vec::with_capacity(steps.len()) };
-        let mut attention = Vec::with_capacity(steps.len());
-        let mut packs = Vec::new();
-        let mut new_pages = 0;
-        let mut staged = 0;
-        for step in steps {
-            let index = self.find(step.sequence)?;
-            let before = self.sequence(index);
-            let plan = &mut planned.plan;
-            let chunk = Chunk::new(g, before, step.append, &mut staged);
-            plan.writes.extend(
-                (0..step.append).map(|i| TokenWrite { row: plan.tokens + i, slot: chunk.new_token(i) }),
-            );
-
-            if step.attend > 0 {
-                let sink_slots = plan.slots.len() as u32;
-                let sinks = before.lengths.sinks(g) + chunk.sinks;
-                plan.slots.extend((0..sinks).map(|p| before.sink_slot(g, p)));
-                let window_slots = plan.slots.len() as u32;
-                plan.slots.extend((0..chunk.window).map(|i| chunk.window_token(i)));
-                attention.push(Attention {
-                    first_query: plan.queries,
-                    queries: step.attend,
-                    position: chunk.after.tokens - step.attend,
-                    sinks,
-                    sink_slots,
-                    pages: &before.pages[..pages_for(before.lengths.blocks, g.layout.group) as usize],
-                    blocks: before.lengths.blocks,
-                    window: chunk.window,
-                    window_slots,
-                });
+        let mut usage = Usage::default();
+        let mut filled_blocks = std::collections::HashMap::new();
+        for s in self.table.sequences.values() {
+            usage.window_tokens += u64::from(s.lengths.window(g));
+            usage.sink_tokens += u64::from(s.lengths.sinks(g));
+            let mut blocks = s.lengths.blocks;
+            for page in &s.pages {
+                let filled = blocks.min(g.layout.blocks_per_page());
+                blocks -= filled;
+                // Of a page that sequences fill to different degrees the furthest counts.
+                let known: &mut u32 = filled_blocks.entry(*page).or_default();
+                *known = filled.max(*known);
             }
-
-            let per_page = g.layout.blocks_per_page();
-            let mut pages = Vec::new();
-            for block in before.lengths.blocks..chunk.after.blocks {
-                let ordinal = (block / per_page) as usize;
-                let page =
-                    match before.pages.get(ordinal).or(pages.get(ordinal.wrapping_sub(before.pages.len()))) {
-                        Some(&page) => page,
-                        None => {
-                            let page = self.pool.peek(new_pages).ok_or_else(|| self.no_room(steps))?;
-                            new_pages += 1;
-                            pages.push(page);
-                            page
-                        }
-                    };
-                let first_slot = plan.slots.len() as u32;
-                let first_token = (block - before.lengths.blocks) * g.layout.group;
-                plan.slots.extend((first_token..first_token + g.layout.group).map(|i| chunk.window_token(i)));
-                let block = self.pool.page_in_slab(page) * per_page + block % per_page;
-                packs.push((self.pool.slab(page), PackBlock { first_slot, block }));
-            }
-            plan.tokens += step.append;
-            plan.queries += step.attend;
-            planned.after.push((index, chunk.after, pages));
         }
-        let plan = &mut planned.plan;
-        plan_attention(g, &self.pool, &attention, plan);
-        plan.pack_slabs = push_by_slab(&mut plan.packs, packs);
-        plan.uses_staging = staged > 0;
-        Ok(planned)
+        usage.blocks = filled_blocks.values().map(|n| u64::from(*n)).sum();
+        usage
     }
 
-    /// Makes a planned step the state of the cache. No other operation may have happened since it was planned.
-    pub fn commit(&mut self, step: PlannedStep) -> Operation {
-        let mut before = Vec::with_capacity(step.after.len());
-        for (index, after, pages) in step.after {
-            let Some(sequence) = &mut self.sequences[index] else { continue };
-            before.push((index, sequence.lengths, sequence.pages.len()));
-            self.pool.take(pages.len() as u32);
-            sequence.pages.extend(pages);
-            sequence.lengths = after;
+    /// Keeps an operation.
+    pub fn commit_applied(&mut self, applied: Applied) -> Operation {
+        self.record(applied.changes)
+    }
+
+    /// Takes an operation back. No other may have happened since.
+    pub fn abandon(&mut self, applied: Applied) {
+        self.table.undo_all(applied.changes);
+    }
+
+    /// What attention must be prepared for if more sequences share pages than before: plans are as long as if each had pages of its own. `None` if it is
+    /// prepared. Only forks and reorders can make it necessary.
+    ///
+    /// # Errors
+    /// [`Error::LimitTooLow`] if attention could not follow.
+    pub fn sharing(&self) -> Result<Option<Growth>, Error> {
+        let surplus = self.table.pool.surplus();
+        if surplus <= self.geometry.shared_pages {
+            return Ok(None);
         }
-        self.record(Change::Step(before))
+        // A power of two, so that not every fork asks again.
+        let geometry = self.geometry.with_shared_pages(surplus.next_power_of_two())?;
+        Ok(Some(Growth { geometry, slabs: Vec::new() }))
+    }
+
+    /// What the pool must get so that `pages` of its pages are free: half as many again as it has, unless `exactly`. `None` if nothing is missing.
+    ///
+    /// # Errors
+    /// [`Error::CapacityExceeded`] if the pool may not grow that much; [`Error::LimitTooLow`] if attention could not follow.
+    pub fn growth(&self, pages: u32, exactly: bool) -> Result<Option<Growth>, Error> {
+        let available = self.available_pages();
+        if pages > available {
+            return Err(Error::CapacityExceeded { needed: pages, available, fits: 0 });
+        }
+        let missing = pages.saturating_sub(self.free_pages());
+        if missing == 0 {
+            return Ok(None);
+        }
+        let (geometry, slabs) = self.geometry.grown(missing, exactly)?;
+        Ok(Some(Growth { geometry, slabs }))
+    }
+
+    /// Adds the slabs of a growth. Nothing else may have happened since it was planned.
+    pub fn grow(&mut self, growth: Growth) {
+        self.geometry = growth.geometry;
+        for slab in growth.slabs {
+            self.table.pool.add_slab(slab, self.geometry.slab_pages(slab));
+        }
+    }
+
+    /// Gives back every slab of which no page is in use; returns them. The pool grows again when it must.
+    ///
+    /// Operations that could be undone only with pages of these slabs no longer can be. Discarding the shrink itself brings no slab back.
+    pub fn shrink_to_fit(&mut self) -> (Operation, Vec<u32>) {
+        let slabs = self.table.pool.empty_slabs();
+        self.journal.forget(|change| match change {
+            Change::Page(change) => slabs.contains(&change.page().slab),
+            _ => false,
+        });
+        for &slab in &slabs {
+            self.table.pool.remove_slab(slab);
+            self.geometry.slab_pages[slab as usize] = 0;
+        }
+        (self.record(Vec::new()), slabs)
     }
 
     /// Undoes the latest operation. Neither its own work nor that of a step begun since (and dropped) may have been submitted.
@@ -261,182 +190,10 @@ impl Planner {
     /// # Errors
     /// [`Error::NotLatest`], [`Error::TooOld`].
     pub fn discard(&mut self, operation: Operation) -> Result<(), Error> {
-        let latest = self.undo.back().map(|u| u.operation);
-        if latest != Some(operation) {
-            let oldest = self.undo.front().map_or(u64::MAX, |u| u.operation.0);
-            let forgotten = operation.0 < oldest && operation.0 <= self.operations;
-            return Err(if forgotten && latest.is_none_or(|l| operation < l) {
-                Error::TooOld { given: operation.0, max_undo: self.geometry.max_undo }
-            } else {
-                Error::NotLatest { given: operation.0, latest: latest.map(|o| o.0) }
-            });
-        }
-        match self.undo.pop_back().map(|u| u.change) {
-            Some(Change::Step(before)) => {
-                for (index, lengths, pages) in before.into_iter().rev() {
-                    let Some(sequence) = &mut self.sequences[index] else { continue };
-                    self.pool.give(sequence.pages.drain(pages..).rev());
-                    sequence.lengths = lengths;
-                }
-            }
-            Some(Change::Remove(sequence)) => {
-                self.pool.take_back(sequence.pages.len());
-                let index = sequence.id.index as usize;
-                self.sequences[index] = Some(sequence);
-            }
-            None => {}
-        }
-        Ok(())
+        self.journal.discard(operation, &mut self.table, self.geometry.max_undo)
     }
 
-    fn record(&mut self, change: Change) -> Operation {
-        self.operations += 1;
-        let operation = Operation(self.operations);
-        self.undo.push_back(Undo { operation, change });
-        while self.undo.len() > self.geometry.max_undo as usize {
-            self.undo.pop_front();
-        }
-        operation
-    }
-
-    fn find(&self, id: SequenceId) -> Result<usize, Error> {
-        let index = id.index as usize;
-        match self.sequences.get(index) {
-            Some(Some(s)) if s.id == id => Ok(index),
-            _ => Err(Error::UnknownSequence(id)),
-        }
-    }
-
-    /// The sequence in a slot that `find` has returned.
-    fn sequence(&self, index: usize) -> &Sequence {
-        self.sequences[index].as_ref().expect("find returns slots in use")
-    }
-
-    fn check_request(&self, steps: &[SequenceStep]) -> Result<(), Error> {
-        let g = &self.geometry;
-        let mut seen = vec![false; self.sequences.len()];
-        let (mut total, mut queries) = (0, 0);
-        for step in steps {
-            let index = self.find(step.sequence)?;
-            if std::mem::replace(&mut seen[index], true) {
-                return Err(Error::DuplicateSequence(step.sequence));
-            }
-            if step.append > g.max_step {
-                return Err(Error::StepTooLong { got: step.append, max: g.max_step });
-            }
-            let tokens = u64::from(self.sequence(index).lengths.tokens) + u64::from(step.append);
-            if tokens > u64::from(MAX_TOKENS) {
-                return Err(Error::SequenceTooLong { tokens, max: MAX_TOKENS });
-            }
-            if step.attend > g.max_step {
-                return Err(Error::TooManyQueries { got: step.attend.into(), max: g.max_step });
-            }
-            if u64::from(step.attend) > tokens {
-                return Err(Error::QueriesExceedTokens { got: step.attend, tokens: tokens as u32 });
-            }
-            total += u64::from(step.append);
-            queries += u64::from(step.attend);
-        }
-        if total > u64::from(g.max_batch_tokens) {
-            return Err(Error::BatchTooLong { got: total, max: g.max_batch_tokens });
-        }
-        if queries > u64::from(g.max_batch_tokens) {
-            return Err(Error::TooManyQueries { got: queries, max: g.max_batch_tokens });
-        }
-        if steps.iter().all(|s| s.append == 0 && s.attend == 0) {
-            return Err(Error::EmptyStep);
-        }
-        Ok(())
-    }
-
-    /// The error for a step that finds no free page, with what would fit.
-    fn no_room(&self, steps: &[SequenceStep]) -> Error {
-        let g = &self.geometry;
-        let (group, per_page) = (g.layout.group, g.layout.blocks_per_page());
-        let mut needed = 0;
-        let mut fits = 0;
-        let mut found = false;
-        for step in steps {
-            let Ok(index) = self.find(step.sequence) else { continue };
-            let s = self.sequence(index);
-            let (_, after) = lengths_after(g, &s.lengths, step.append);
-            let have = s.pages.len() as u32;
-            let more = pages_for(after.blocks, group).saturating_sub(have);
-            if !found && needed + more > self.free_pages() {
-                found = true;
-                // Up to one token before the window would complete a block that has no page.
-                let pages = have + self.free_pages() - needed;
-                let most = u64::from(g.sinks)
-                    + u64::from(pages * per_page) * u64::from(group)
-                    + u64::from(g.held_tokens());
-                fits = most.saturating_sub(u64::from(s.lengths.tokens)) as u32;
-            }
-            needed += more;
-        }
-        Error::CapacityExceeded { needed, free: self.free_pages(), fits }
-    }
-}
-
-/// New sinks and the lengths after `append` more tokens, the ring's start left as it was.
-fn lengths_after(g: &Geometry, before: &Lengths, append: u32) -> (u32, Lengths) {
-    let mut after = *before;
-    after.tokens += append;
-    let sinks = after.sinks(g) - before.sinks(g);
-    let window = after.window(g);
-    // While the window holds W + G tokens or more, its oldest G become one block.
-    after.blocks += window.saturating_sub(g.window) / g.layout.group;
-    (sinks, after)
-}
-
-/// Where the tokens of one sequence lie during a step.
-struct Chunk<'a> {
-    g: &'a Geometry,
-    before: &'a Sequence,
-    after: Lengths,
-    /// New tokens that become sinks.
-    sinks: u32,
-    /// Tokens in the window before the step.
-    held: u32,
-    /// Tokens in the window during the step: those before, and the new ones that are no sinks.
-    window: u32,
-    /// New tokens in the staging buffer; they come first after the tokens held before.
-    staged: u32,
-    first_staged: u32,
-}
-
-impl<'a> Chunk<'a> {
-    /// Places `append` new tokens: in the ring if they fit, else those that this very step packs go through the staging buffer.
-    fn new(g: &'a Geometry, before: &'a Sequence, append: u32, staged: &mut u32) -> Chunk<'a> {
-        let (sinks, mut after) = lengths_after(g, &before.lengths, append);
-        let held = before.lengths.window(g);
-        let new = append - sinks;
-        let window = held + new;
-        let packed = (after.blocks - before.lengths.blocks) * g.layout.group;
-        let through_staging = if window <= g.ring_tokens { 0 } else { packed - held };
-        let ring_packed = packed - through_staging;
-        after.ring_start = (before.lengths.ring_start + ring_packed) % g.ring_tokens;
-        let first_staged = *staged;
-        *staged += through_staging;
-        Chunk { g, before, after, sinks, held, window, staged: through_staging, first_staged }
-    }
-
-    /// Slot of the `i`-th new token.
-    fn new_token(&self, i: u32) -> Slot {
-        if i < self.sinks {
-            self.before.sink_slot(self.g, self.before.lengths.tokens + i)
-        } else {
-            self.window_token(self.held + i - self.sinks)
-        }
-    }
-
-    /// Slot of the `i`-th token of the window during the step.
-    fn window_token(&self, i: u32) -> Slot {
-        if i < self.held {
-            self.before.ring_slot(self.g, i)
-        } else if i < self.held + self.staged {
-            Slot::staging(self.first_staged + i - self.held)
-        } else {
-            self.before.ring_slot(self.g, i - self.staged)
-        }
+    pub(super) fn record(&mut self, changes: Vec<Change>) -> Operation {
+        self.journal.record(changes, self.geometry.max_undo)
     }
 }

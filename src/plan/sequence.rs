@@ -1,19 +1,17 @@
 //! One sequence: how long it is and where its tokens lie.
 
 use super::Slot;
+use super::pool::{Page, Pool};
 use crate::geometry::Geometry;
 use std::fmt;
 
 /// A sequence of a cache. An id is never used again after its sequence is removed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SequenceId {
-    pub(super) index: u32,
-    pub(super) generation: u32,
-}
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SequenceId(pub(super) u64);
 
 impl fmt::Display for SequenceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sequence {}.{}", self.index, self.generation)
+        write!(f, "sequence {}", self.0)
     }
 }
 
@@ -42,15 +40,48 @@ impl Lengths {
 
 #[derive(Debug, Clone)]
 pub(super) struct Sequence {
-    pub(super) id: SequenceId,
+    /// Which of the layer's rings and sink slots are its own.
+    pub(super) home: u32,
     pub(super) lengths: Lengths,
     /// Pages of the history, oldest first; the last may be partly filled.
-    pub(super) pages: Vec<u32>,
+    pub(super) pages: Vec<Page>,
 }
 
 impl Sequence {
+    pub(super) fn new(home: u32) -> Sequence {
+        Sequence { home, lengths: Lengths::default(), pages: Vec::new() }
+    }
+
     fn base(&self, g: &Geometry) -> u32 {
-        self.id.index * g.sequence_slots()
+        self.home * g.sequence_slots()
+    }
+
+    /// Blocks on the last page if that has room for more.
+    pub(super) fn blocks_on_open_page(&self, g: &Geometry) -> u32 {
+        self.lengths.blocks % g.layout.blocks_per_page()
+    }
+
+    /// The last page, if it has room for more blocks and other sequences hold it too.
+    pub(super) fn shared_open_page(&self, g: &Geometry, pool: &Pool) -> Option<Page> {
+        let page = *self.pages.last()?;
+        (self.blocks_on_open_page(g) > 0 && pool.is_shared(page)).then_some(page)
+    }
+
+    /// Slots of the sinks.
+    pub(super) fn sinks(&self, g: &Geometry) -> Vec<Slot> {
+        (0..self.lengths.sinks(g)).map(|p| self.sink_slot(g, p)).collect()
+    }
+
+    /// Slots of the window, oldest token first.
+    pub(super) fn window(&self, g: &Geometry) -> Vec<Slot> {
+        (0..self.lengths.window(g)).map(|i| self.ring_slot(g, i)).collect()
+    }
+
+    /// (slab, block within the slab) of block `block`.
+    pub(super) fn block(&self, g: &Geometry, block: u32) -> (u32, u32) {
+        let per_page = g.layout.blocks_per_page();
+        let page = self.pages[(block / per_page) as usize];
+        (page.slab, page.index * per_page + block % per_page)
     }
 
     /// Slot of the sink at `position`.

@@ -6,7 +6,11 @@ use kivi_wgpu::{
 };
 
 fn config() -> CacheConfig {
-    CacheConfig::new(1, 4, 2, 64).with_residual_window(32).with_max_step(64).with_capacity(1000)
+    CacheConfig::new(1, 4, 2, 64)
+        .with_residual_window(32)
+        .with_max_step(64)
+        .with_capacity(1000)
+        .with_max_capacity(1000)
 }
 
 /// Runs `attempt` on a cache that holds 150 tokens, checks that it is unchanged, and returns the error.
@@ -78,7 +82,9 @@ fn more_tokens_than_capacity_says_how_many_would_fit() {
             Err(error) => refusal = Some(error),
         }
     }
-    let Some(Error::CapacityExceeded { needed: 1, free: 0, fits }) = refusal else { panic!("{refusal:?}") };
+    let Some(Error::CapacityExceeded { needed: 1, available: 0, fits }) = refusal else {
+        panic!("{refusal:?}")
+    };
     if fits > 0 {
         pair.step(&[SequenceStep { sequence: s, append: fits, attend: 1 }]);
     }

@@ -1,9 +1,15 @@
 //! The wgpu executor against the CPU oracle, on whatever adapter wgpu finds (`KIVI_ADAPTER` picks one by a part of its name).
 
 mod attention;
+mod faults;
 mod inputs;
+mod life;
+mod programs;
 mod real_data;
+#[path = "../reference/mod.rs"]
+mod reference;
 mod shaders;
+mod snapshots;
 mod steps;
 mod support;
 mod variants;

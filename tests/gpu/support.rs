@@ -192,6 +192,13 @@ impl Tensors {
     }
 }
 
+/// Fills every buffer of a cache with NaN.
+pub fn poison(gpu: &KvCache) {
+    for buffer in gpu.buffers() {
+        device().1.write_buffer(buffer, 0, &POISON.to_le_bytes().repeat(buffer.size() as usize / 4));
+    }
+}
+
 /// A GPU cache and an oracle cache that are given the same steps.
 pub struct Pair {
     pub gpu: KvCache,
@@ -233,9 +240,7 @@ impl Pair {
         let (device, queue) = device();
         let options = KvCacheOptions::default().with_variant(variant);
         let gpu = KvCache::with_options_blocking(device, queue, config, &options)?;
-        for buffer in gpu.buffers() {
-            queue.write_buffer(buffer, 0, &POISON.to_le_bytes().repeat(buffer.size() as usize / 4));
-        }
+        poison(&gpu);
         // The same slabs as the GPU's, so that both run one plan.
         let cpu = CpuCache::new(config).unwrap();
         assert_eq!(gpu.geometry(), cpu.geometry());
@@ -414,6 +419,36 @@ impl Pair {
             }
             assert!(gpu == cpu, "layer {layer}: the unpacked tokens differ");
         }
+    }
+
+    /// An encoder in which `record` has recorded something, submitted.
+    fn submit<T>(record: impl FnOnce(&mut wgpu::CommandEncoder) -> T) -> T {
+        let (device, queue) = device();
+        let mut encoder = device.create_command_encoder(&Default::default());
+        let done = record(&mut encoder);
+        queue.submit([encoder.finish()]);
+        done
+    }
+
+    pub fn truncate(&mut self, sequence: SequenceId, tokens: u32) {
+        Self::submit(|encoder| self.gpu.truncate(encoder, sequence, tokens)).unwrap();
+        self.cpu.truncate(sequence, tokens).unwrap();
+    }
+
+    pub fn fork(&mut self, sequence: SequenceId) -> SequenceId {
+        let (child, _) = Self::submit(|encoder| self.gpu.fork(encoder, sequence)).unwrap();
+        assert_eq!(self.cpu.fork(sequence).unwrap().0, child);
+        child
+    }
+
+    pub fn reorder(&mut self, sequences: &[SequenceId], parents: &[usize]) {
+        Self::submit(|encoder| self.gpu.reorder(encoder, sequences, parents)).unwrap();
+        self.cpu.reorder(sequences, parents).unwrap();
+    }
+
+    pub fn remove(&mut self, sequence: SequenceId) {
+        self.gpu.remove_sequence(sequence).unwrap();
+        self.cpu.remove_sequence(sequence).unwrap();
     }
 
     /// Appends `tokens` tokens in steps of the longest length, without attending.

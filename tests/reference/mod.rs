@@ -2,6 +2,9 @@
 
 #![allow(dead_code)]
 
+pub mod contents;
+pub mod program;
+
 use kivi_wgpu::format::{code, dequantize, enter, param, widen};
 use kivi_wgpu::{Bits, CacheConfig, Dtype};
 use std::collections::HashMap;
@@ -47,6 +50,21 @@ impl NaiveSequence {
         &self.tokens[self.sinks(r).len() + self.packed..]
     }
 
+    /// Only the first `n` tokens are left. Of a block that is cut, what remains returns to the window.
+    pub fn truncate(&mut self, n: usize, r: &Rules) {
+        let sinks = self.sinks(r).len();
+        if self.packed > 0 && n < sinks + self.packed {
+            let kept = n.saturating_sub(sinks);
+            let whole = kept / r.group * r.group;
+            let cut = self.blocks(r)[whole / r.group].clone();
+            for i in 0..kept % r.group {
+                self.tokens[sinks + whole + i] = returned(&cut, i);
+            }
+            self.packed = whole;
+        }
+        self.tokens.truncate(n);
+    }
+
     /// New tokens enter; nothing is packed yet.
     pub fn enter(&mut self, tokens: impl IntoIterator<Item = u64>) {
         self.tokens.extend(tokens);
@@ -58,6 +76,14 @@ impl NaiveSequence {
             self.packed += r.group;
         }
     }
+}
+
+/// The name of what token `index` of a block is after it has returned to the window: its values are those of the block.
+pub fn returned(block: &[u64], index: usize) -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    (block, index).hash(&mut hasher);
+    hasher.finish() | 1 << 63
 }
 
 /// Keys and values of every token of one layer, `[kv head][head_dim]` each.
@@ -84,6 +110,48 @@ fn quantized(bits: Bits, config: &CacheConfig, x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| f64::from(dequantize(p, code(bits, p, x)))).collect()
 }
 
+/// Keys and values of one head's block after quantization, `[token][head_dim]` each.
+pub fn dequantized(
+    config: &CacheConfig,
+    keys: &[Vec<f32>],
+    values: &[Vec<f32>],
+) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
+    let dim = config.head_dim as usize;
+    let mut out = vec![vec![0.0; dim]; keys.len()];
+    for channel in 0..dim {
+        let group: Vec<f32> = keys.iter().map(|row| row[channel]).collect();
+        for (t, x) in quantized(config.key_bits, config, &group).into_iter().enumerate() {
+            out[t][channel] = x;
+        }
+    }
+    let width = config.value_group_size.unwrap_or(config.group_size) as usize;
+    let row =
+        |row: &Vec<f32>| row.chunks(width).flat_map(|g| quantized(config.value_bits, config, g)).collect();
+    (out, values.iter().map(row).collect())
+}
+
+impl TokenData {
+    /// Adds what token `index` of a block is after it has returned to the window, under its new name.
+    pub fn add_returned(&mut self, config: &CacheConfig, block: &[u64], index: usize) {
+        let dim = config.head_dim as usize;
+        let format = config.window_format;
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for head in 0..config.kv_heads as usize {
+            let rows = |map: &HashMap<u64, Vec<f32>>| {
+                let entered = |x: &f32| widen(enter(*x, format), format);
+                let row = |t: &u64| map[t][head * dim..][..dim].iter().map(entered).collect();
+                block.iter().map(row).collect::<Vec<Vec<f32>>>()
+            };
+            let (k, v) = dequantized(config, &rows(&self.keys), &rows(&self.values));
+            keys.extend(k[index].iter().map(|x| *x as f32));
+            values.extend(v[index].iter().map(|x| *x as f32));
+        }
+        let name = returned(block, index);
+        self.keys.insert(name, keys);
+        self.values.insert(name, values);
+    }
+}
+
 /// What attention sees of a sequence for one KV head: keys and values, `[token][head_dim]`.
 pub fn seen(
     config: &CacheConfig,
@@ -105,20 +173,10 @@ pub fn seen(
         values.push(exact(&data.values, token));
     }
     for block in sequence.blocks(&r) {
-        let rows: Vec<Vec<f32>> = block.iter().map(|&t| entered(&data.keys, t)).collect();
-        let mut block_keys = vec![vec![0.0; dim]; block.len()];
-        for channel in 0..dim {
-            let group: Vec<f32> = rows.iter().map(|row| row[channel]).collect();
-            for (t, x) in quantized(config.key_bits, config, &group).into_iter().enumerate() {
-                block_keys[t][channel] = x;
-            }
-        }
+        let rows = |map| block.iter().map(|&t| entered(map, t)).collect::<Vec<_>>();
+        let (block_keys, block_values) = dequantized(config, &rows(&data.keys), &rows(&data.values));
         keys.extend(block_keys);
-        let width = config.value_group_size.unwrap_or(config.group_size) as usize;
-        for &token in &block {
-            let row = entered(&data.values, token);
-            values.push(row.chunks(width).flat_map(|g| quantized(config.value_bits, config, g)).collect());
-        }
+        values.extend(block_values);
     }
     for &token in sequence.window(&r) {
         keys.push(exact(&data.keys, token));

@@ -2,6 +2,7 @@
 
 mod adapter;
 
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 const USAGE: &str = "\
@@ -57,8 +58,29 @@ fn test(mut args: Vec<String>) -> Result<(), String> {
     } else {
         adapter::ensure()?;
     }
+    if let Some(packages) = python_packages() {
+        command.env("PYTHONPATH", packages);
+    }
     // The tools in the workspace have no tests, and much to compile.
     run(command.arg("test").args(args))
+}
+
+/// A folder with what `examples/decode_snapshot.py` imports, for the test that runs it; without Python or its packages that test is skipped by name.
+fn python_packages() -> Option<PathBuf> {
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    let folder = std::env::current_dir().ok()?.join(target).join("python");
+    let works = |folder: &PathBuf| {
+        let mut probe = Command::new("python3");
+        let probe = probe.args(["-c", "import numpy, safetensors"]).env("PYTHONPATH", folder).output();
+        probe.is_ok_and(|output| output.status.success())
+    };
+    if !works(&folder) {
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target"]);
+        // It may say no, on a machine without a network for example.
+        let _ = pip.arg(&folder).args(["numpy", "safetensors"]).output();
+    }
+    works(&folder).then_some(folder)
 }
 
 /// The cargo that runs this program.

@@ -1,0 +1,60 @@
+// Packed tokens return to the window: dequantized, then through the entry function. Twin: src/oracle/unpack.rs.
+//
+// | binding | what | access |
+// |---|---|---|
+// | 0, 1 of group 0 | params, plan: (block, token, slot) per token | read |
+// | 2 | slab | read |
+// | 3 | sink slots and rings | write |
+//
+// Grid: x, z tokens; y 64 words of the token's keys and values. One invocation writes one word.
+
+@group(0) @binding(2) var<storage, read> slab: array<u32>;
+@group(0) @binding(3) var<storage, read_write> ring: array<u32>;
+
+// f32 bits of the value that a code stands for: an exact product and one rounded sum.
+fn dequantized(param: u32, code: u32) -> u32 {
+    return bitcast<u32>(f32(code) * storable_to_f32(param & 0xffffu) + storable_to_f32(param >> 16u));
+}
+
+// f32 bits of `channel` of a packed token; `first` is the first word of its head in the block.
+fn packed_element(is_value: bool, first: u32, token: u32, channel: u32) -> u32 {
+    if (is_value) {
+        let row = first + VALUE_CODES + token * VALUE_ROW_WORDS;
+        let word = slab[row + channel / VALUE_CODES_PER_WORD];
+        if (VALUE_BITS == 16u) {
+            return element_bits(PACKED_FORMAT, word, channel);
+        }
+        let code = (word >> ((channel % VALUE_CODES_PER_WORD) * VALUE_BITS)) & ((1u << VALUE_BITS) - 1u);
+        return dequantized(slab[first + VALUE_PARAMS + token * VALUE_GROUPS + channel / VALUE_GROUP], code);
+    }
+    let word = slab[first + (channel / KEY_CODES_PER_WORD) * GROUP + token];
+    if (KEY_BITS == 16u) {
+        return element_bits(PACKED_FORMAT, word, channel);
+    }
+    let code = (word >> ((channel % KEY_CODES_PER_WORD) * KEY_BITS)) & ((1u << KEY_BITS) - 1u);
+    return dequantized(slab[first + KEY_PARAMS + channel], code);
+}
+
+@compute @workgroup_size(64)
+fn unpack(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let item = work_item(group);
+    let word = group.y * 64u + local;
+    if (item >= params.count || word >= 2u * TOKEN_WORDS) {
+        return;
+    }
+    let block = plan[params.first + 3u * item];
+    let token = plan[params.first + 3u * item + 1u];
+    let slot = plan[params.first + 3u * item + 2u];
+    let is_value = word >= TOKEN_WORDS;
+    let in_token = select(word, word - TOKEN_WORDS, is_value);
+    let first = block * BLOCK_WORDS + (in_token / ROW_WORDS) * HEAD_WORDS;
+    let in_row = in_token % ROW_WORDS;
+    var bits: u32;
+    if (WINDOW_FORMAT == F32) {
+        bits = enter(WINDOW_FORMAT, packed_element(is_value, first, token, in_row));
+    } else {
+        bits = enter(WINDOW_FORMAT, packed_element(is_value, first, token, 2u * in_row))
+            | (enter(WINDOW_FORMAT, packed_element(is_value, first, token, 2u * in_row + 1u)) << 16u);
+    }
+    ring[(slot + select(0u, RING_SLOTS, is_value)) * TOKEN_WORDS + in_token] = bits;
+}

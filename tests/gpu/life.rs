@@ -1,0 +1,314 @@
+//! The life of a cache: batches that lose rows, growth, rollback, what it takes of the device's memory.
+
+use crate::support::{Pair, Tensors, device, new_device};
+use kivi_wgpu::{
+    CacheConfig, Dtype, Error, KvCache, KvCacheOptions, LayerIo, SequenceId, SequenceStep, TensorView,
+    Variant, wgpu,
+};
+
+fn config() -> CacheConfig {
+    CacheConfig::new(2, 4, 2, 64).with_residual_window(32).with_max_step(100).with_capacity(2000)
+}
+
+/// A device of its own, with tensors for steps of up to 100 tokens, so that its buffers can be counted.
+struct Host {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    /// Keys, values, queries, output.
+    tensors: [wgpu::Buffer; 4],
+}
+
+impl Host {
+    fn new() -> Host {
+        let (device, queue) = new_device(wgpu::Limits::default());
+        let tensor = |heads: u64| {
+            device.create_buffer(&wgpu::BufferDescriptor {
+                label: None,
+                size: 100 * heads * 64 * 4,
+                usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            })
+        };
+        let tensors = [tensor(2), tensor(2), tensor(4), tensor(4)];
+        // What wgpu itself needs at first is gone after that.
+        queue.submit([]);
+        device.poll(wgpu::PollType::wait_indefinitely()).unwrap();
+        Host { tensors, device, queue }
+    }
+
+    fn cache(&self, config: &CacheConfig) -> KvCache {
+        let options = KvCacheOptions::default().with_variant(Variant::Portable);
+        KvCache::with_options_blocking(&self.device, &self.queue, config, &options).unwrap()
+    }
+
+    fn step(&self, cache: &mut KvCache, steps: &[SequenceStep]) -> Result<(), Error> {
+        let [k, v, q, out] = self.tensors.each_ref().map(|b| TensorView::new(b, Dtype::F32));
+        let binding = cache.bind(&LayerIo::new(k, v, q, out))?;
+        let mut encoder = self.device.create_command_encoder(&Default::default());
+        let mut step = cache.begin_step(&mut encoder, steps)?;
+        for layer in 0..2 {
+            step.layer(&mut encoder, layer, &binding)?;
+        }
+        step.finish()?;
+        self.queue.submit([encoder.finish()]);
+        drop(binding);
+        self.device.poll(wgpu::PollType::wait_indefinitely()).unwrap();
+        Ok(())
+    }
+
+    /// Buffers that the device has.
+    fn buffers(&self) -> isize {
+        self.device.get_internal_counters().hal.buffers.read()
+    }
+}
+
+/// The same random tokens for a sequence whichever batch it is in.
+fn rows(pair: &mut Pair, batch: &[(SequenceId, u32)]) -> Vec<Vec<Tensors>> {
+    let steps = |s: SequenceId, n: u32| [SequenceStep::extend(s, n)];
+    batch.iter().map(|&(s, n)| pair.tensors(&steps(s, n))).collect()
+}
+
+/// One step of a batch; returns the outputs of each row, layer after layer.
+fn batch_step(pair: &mut Pair, batch: &[(SequenceId, u32)], rows: &[Vec<Tensors>]) -> Vec<Vec<f32>> {
+    let steps: Vec<_> = batch.iter().map(|&(s, n)| SequenceStep::extend(s, n)).collect();
+    let join = |layer: usize, part: fn(&Tensors) -> &Vec<f32>| {
+        rows.iter().flat_map(|row| part(&row[layer]).clone()).collect::<Vec<f32>>()
+    };
+    let joined: Vec<Tensors> = (0..2)
+        .map(|l| Tensors { k: join(l, |t| &t.k), v: join(l, |t| &t.v), q: join(l, |t| &t.q) })
+        .collect();
+    let outputs = pair.step_with(&steps, &joined);
+    let mut first = 0;
+    let row = |(_, n): &(SequenceId, u32)| {
+        let size = (n * 4 * 64) as usize;
+        first += size;
+        outputs.iter().flat_map(|out| out[first - size..first].to_vec()).collect()
+    };
+    batch.iter().map(row).collect()
+}
+
+/// Whichever row leaves a batch, the longest too, the others' outputs stay as they are, bit for bit.
+#[test]
+fn a_row_that_leaves_changes_no_other() {
+    let lengths = [700, 33, 160, 400];
+    for leaving in 0..lengths.len() {
+        let mut whole = Pair::new(&config().with_max_sequences(4).with_max_batch_tokens(400));
+        let mut less = Pair::new(&config().with_max_sequences(4).with_max_batch_tokens(400));
+        let ids: Vec<SequenceId> = lengths.iter().map(|_| whole.create_sequence()).collect();
+        assert_eq!(lengths.map(|_| less.create_sequence()).to_vec(), ids);
+        for (&s, length) in ids.iter().zip(lengths) {
+            whole.fill(s, length);
+            less.fill(s, length);
+        }
+        less.remove(ids[leaving]);
+        for n in [1, 40, 1] {
+            let batch: Vec<_> = ids.iter().map(|s| (*s, n)).collect();
+            let tensors = rows(&mut whole, &batch);
+            let mut expected = batch_step(&mut whole, &batch, &tensors);
+            expected.remove(leaving);
+            let kept = |i: &usize| *i != leaving;
+            let batch: Vec<_> = (0..4).filter(kept).map(|i| batch[i]).collect();
+            let tensors: Vec<_> =
+                tensors.into_iter().enumerate().filter(|(i, _)| kept(i)).map(|(_, t)| t).collect();
+            assert!(batch_step(&mut less, &batch, &tensors) == expected, "without {leaving}, {n} tokens");
+        }
+        for (i, s) in ids.into_iter().enumerate().filter(|(i, _)| *i != leaving) {
+            less.check_state(s);
+            whole.check_state(s);
+            let state = |pair: &Pair| pair.gpu.submit_and_read_state_blocking(1, s).unwrap();
+            assert!(state(&less) == state(&whole), "row {i}");
+        }
+    }
+}
+
+/// A pool that starts too small gives the same bits as one that was large enough.
+#[test]
+fn growth_changes_nothing_but_memory() {
+    let page = kivi_wgpu::Geometry::new(&config(), 128 << 20).unwrap().layout.page_words() * 4;
+    for slab_pages in [1, 3, 100] {
+        let mut grown = Pair::new(&config().with_capacity(1).with_max_slab_bytes(slab_pages * page));
+        let mut large = Pair::new(&config().with_capacity(3000));
+        let s = grown.create_sequence();
+        assert_eq!(large.create_sequence(), s);
+        assert_eq!(grown.gpu.geometry().pages(), 0);
+        for n in [100; 20] {
+            let steps = [SequenceStep { sequence: s, append: n, attend: 9 }];
+            let tensors = grown.tensors(&steps);
+            assert!(grown.step_with(&steps, &tensors) == large.step_with(&steps, &tensors));
+        }
+        grown.check_state(s);
+        let decode = [SequenceStep::decode(s)];
+        let tensors = grown.tensors(&decode);
+        assert!(grown.step_with(&decode, &tensors) == large.step_with(&decode, &tensors));
+        let pages = grown.gpu.geometry().slab_pages.clone();
+        assert!(pages.iter().all(|n| u64::from(*n) <= slab_pages), "{pages:?}");
+        assert!(pages.iter().sum::<u32>() <= 12, "{pages:?}");
+        grown.remove(s);
+        grown.gpu.shrink_to_fit();
+        assert_eq!(grown.gpu.geometry().pages(), 0);
+        assert_eq!(grown.gpu.memory().all_layers().slack, 2 * grown.gpu.geometry().unpacked_bytes());
+    }
+}
+
+/// Slabs are the only buffers that steps and operations create, besides a longer plan and a larger scratch when the pool grows.
+#[test]
+fn steps_create_no_buffers() {
+    let host = Host::new();
+    let own = host.buffers();
+    let mut cache = host.cache(&config().with_capacity(300).with_max_sequences(3));
+    let s = cache.create_sequence().unwrap();
+    host.step(&mut cache, &[SequenceStep::extend(s, 3)]).unwrap();
+    let (mut known, mut slabs) = (host.buffers(), cache.geometry().slabs());
+    let mut grown = 0;
+    for round in 0..120u32 {
+        let step = [SequenceStep { sequence: s, append: 1 + round % 60, attend: 1 + round % 12 }];
+        host.step(&mut cache, &step).unwrap();
+        let mut encoder = host.device.create_command_encoder(&Default::default());
+        let (fork, _) = cache.fork(&mut encoder, s).unwrap();
+        let tokens = cache.tokens(s).unwrap();
+        cache.truncate(&mut encoder, s, tokens.saturating_sub(40 * (round % 2))).unwrap();
+        cache.reorder(&mut encoder, &[s, fork], &[0, 0]).unwrap();
+        host.queue.submit([encoder.finish()]);
+        cache.remove_sequence(fork).unwrap();
+        host.device.poll(wgpu::PollType::wait_indefinitely()).unwrap();
+        let (now, slabs_now) = (host.buffers(), cache.geometry().slabs());
+        // Each layer gets its slabs, and nothing else remains: plan, scratch and uploads take the place of the old.
+        let new = isize::try_from(2 * (slabs_now - slabs)).unwrap();
+        grown += new;
+        assert_eq!(now, known + new, "in round {round}");
+        (known, slabs) = (now, slabs_now);
+    }
+    assert!(grown > 0, "the pool has grown");
+    let memory = cache.memory();
+    // Everything that the cache has created, and nothing else, is in the report: uploads are the plan's besides its own buffer.
+    let buffers = cache.buffers();
+    assert_eq!(known - own, isize::try_from(buffers.len() + 3).unwrap());
+    let bytes: u64 = buffers.iter().map(|b| b.size()).sum();
+    assert_eq!(memory.total(), bytes + 3 * cache.geometry().plan_bytes());
+    drop(cache);
+    host.device.poll(wgpu::PollType::wait_indefinitely()).unwrap();
+    assert_eq!(host.buffers(), own, "the cache leaves nothing behind");
+}
+
+/// Every kind of bytes, before anything is allocated, at each length; and the buffers that there really are.
+#[test]
+fn bytes_are_predicted_by_kind() {
+    let config = config().with_sink_tokens(4).with_capacity(700);
+    for max_step in [20, 100] {
+        let config = config.clone().with_max_step(max_step);
+        let mut pair = Pair::new(&config);
+        let s = pair.create_sequence();
+        for n in [3, 17, 1, 20, 20, 20, 20] {
+            pair.fill(s, n);
+            let tokens = pair.gpu.tokens(s).unwrap();
+            let memory = pair.gpu.memory();
+            assert_eq!(memory, config.bytes_for(tokens).unwrap(), "{tokens} tokens");
+            let held = memory.all_layers();
+            let state = pair.gpu.submit_and_read_state_blocking(0, s).unwrap();
+            let bytes = |words: usize| 2 * 4 * words as u64;
+            assert_eq!(held.codes + held.parameters, bytes(state.blocks.len()));
+            assert_eq!(held.window, bytes(state.window.keys.len() + state.window.values.len()));
+            assert_eq!(held.sinks, bytes(state.sinks.keys.len() + state.sinks.values.len()));
+        }
+        let g = pair.gpu.geometry();
+        let buffers: u64 = pair.gpu.buffers().iter().map(|b| b.size()).sum();
+        assert_eq!(pair.gpu.memory().total(), buffers + 3 * g.plan_bytes());
+    }
+    // Of what forks share, each byte counts once: full pages, that is.
+    let mut pair = Pair::new(&config.clone().with_max_sequences(2));
+    let s = pair.create_sequence();
+    pair.fill(s, 600);
+    let alone = pair.gpu.memory().all_layers();
+    pair.fork(s);
+    let both = pair.gpu.memory().all_layers();
+    // 17 blocks of 32 tokens, of which the last page holds one.
+    assert_eq!((both.codes - alone.codes) * 17, alone.codes);
+    assert_eq!((both.window, both.sinks), (2 * alone.window, 2 * alone.sinks));
+    let more = config.bytes_for(5000).unwrap();
+    assert_eq!(more, config.clone().with_capacity(5000).bytes_for(5000).unwrap());
+    let refused = config.with_max_capacity(800).bytes_for(801).unwrap_err();
+    assert!(matches!(refused, Error::Unsupported { name: "max_capacity", .. }), "{refused}");
+}
+
+/// Drafted tokens are appended, attended to and taken back, many times; then the state is that of plain decoding, and so is what follows.
+#[test]
+fn speculative_decoding_leaves_no_trace() {
+    let mut drafted = Pair::new(&config().with_sink_tokens(2));
+    let mut plain = Pair::new(&config().with_sink_tokens(2));
+    let s = drafted.create_sequence();
+    assert_eq!(plain.create_sequence(), s);
+    // The real tokens, in order.
+    let tokens: Vec<Vec<Tensors>> = (0..330).map(|_| drafted.tensors(&[SequenceStep::decode(s)])).collect();
+    let take = |range: std::ops::Range<usize>| -> Vec<Tensors> {
+        let join = |layer: usize, part: fn(&Tensors) -> &Vec<f32>| {
+            tokens[range.clone()].iter().flat_map(|t| part(&t[layer]).clone()).collect::<Vec<f32>>()
+        };
+        (0..2).map(|l| Tensors { k: join(l, |t| &t.k), v: join(l, |t| &t.v), q: join(l, |t| &t.q) }).collect()
+    };
+    let mut done = 0;
+    let mut round = 0;
+    while done < 300 {
+        // k ≤ W drafted tokens, of which the first `accepted` are right; the others are other tokens.
+        let drafts = 1 + (7 * round) % 30;
+        let accepted = (5 * round) % (drafts + 1);
+        let right = accepted.min(300 - done);
+        let mut draft = take(done..done + right);
+        let wrong = [SequenceStep::extend(s, (drafts - right.min(drafts)) as u32)];
+        for (own, other) in draft.iter_mut().zip(drafted.tensors(&wrong)) {
+            own.k.extend(other.k);
+            own.v.extend(other.v);
+            own.q.extend(other.q);
+        }
+        drafted.step_with(&[SequenceStep::extend(s, drafts as u32)], &draft);
+        done += right;
+        drafted.truncate(s, done as u32);
+        drafted.check_state(s);
+        // No packed word is changed by the drafts: those of the real tokens are there.
+        round += 1;
+    }
+    // On until the length is beyond the largest that it has been.
+    drafted.step_with(&[SequenceStep::extend(s, 30)], &take(300..330));
+    for first in (0..330).step_by(66) {
+        plain.step_with(&[SequenceStep::extend(s, 66)], &take(first..first + 66));
+    }
+    for layer in 0..2 {
+        let state = |pair: &Pair| pair.gpu.submit_and_read_state_blocking(layer, s).unwrap();
+        let (drafted, plain) = (state(&drafted), state(&plain));
+        assert_eq!(drafted.window.keys.len(), plain.window.keys.len());
+        assert!(drafted.window == plain.window && drafted.sinks == plain.sinks);
+        // A block that held rejected tokens would differ from one packed of the accepted ones; none did, as the window was never cut.
+        assert!(drafted.blocks == plain.blocks);
+    }
+    let decode = [SequenceStep::decode(s)];
+    let next = drafted.tensors(&decode);
+    assert!(drafted.step_with(&decode, &next) == plain.step_with(&decode, &next));
+}
+
+/// Pages that leave every sequence come back, and what does not fit says how much would.
+#[test]
+fn dropped_sequences_make_room() {
+    let mut pair = Pair::new(&config().with_capacity(1000).with_max_capacity(1000).with_max_sequences(3));
+    let s = pair.create_sequence();
+    pair.fill(s, 900);
+    let free = pair.gpu.planner().free_pages();
+    let forks = [pair.fork(s), pair.fork(s)];
+    // 868 packed tokens are 3 full pages and one that is not, which each fork has of its own.
+    assert_eq!(pair.gpu.planner().free_pages() + 2, free);
+    let full = {
+        let mut encoder = device().0.create_command_encoder(&Default::default());
+        pair.gpu.fork(&mut encoder, s).unwrap_err()
+    };
+    assert_eq!(full, Error::TooManySequences { max: 3 });
+    pair.reorder(&[s, forks[0], forks[1]], &[1, 0, 1]);
+    pair.check_state(s);
+    for fork in forks {
+        pair.step(&[SequenceStep::extend(fork, 1), SequenceStep::extend(s, 2)]);
+        pair.check_state(fork);
+        pair.remove(fork);
+    }
+    pair.check_state(s);
+    assert_eq!(pair.gpu.planner().free_pages(), free);
+    pair.truncate(s, 3);
+    pair.fill(s, 997);
+    pair.check_state(s);
+}

@@ -1,0 +1,322 @@
+//! The life of the oracle's cache: programs of every operation against the naive model, and snapshots.
+
+mod reference;
+
+use kivi_wgpu::oracle::{CpuCache, LayerInput};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, Error, Operation, SequenceId, SequenceStep, Snapshot, ZeroPoint};
+use proptest::prelude::*;
+use reference::NaiveSequence;
+use reference::contents::Contents;
+use reference::program::{Executor, Machine, Op, Work, program};
+
+struct Oracle {
+    cache: CpuCache,
+    contents: Contents,
+    /// The cache before each operation that was thrown away: the oracle has no encoder, it carries everything out at once.
+    before: Vec<CpuCache>,
+}
+
+impl Oracle {
+    fn machine(config: &CacheConfig) -> Machine<Oracle> {
+        let (cache, contents) = (CpuCache::new(config).unwrap(), Contents::new(config));
+        Machine::new(config, Oracle { cache, contents, before: Vec::new() })
+    }
+
+    fn inputs<'a>(&self, [k, v, q]: &'a [Vec<f32>; 3]) -> Vec<LayerInput<'a>> {
+        vec![LayerInput { k, v, q, ..Default::default() }; self.contents.config.layers as usize]
+    }
+
+    fn note<T>(
+        &mut self,
+        work: Work,
+        run: impl FnOnce(&mut CpuCache) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let before = (work == Work::ThrownAway).then(|| self.cache.clone());
+        let done = run(&mut self.cache)?;
+        self.before.extend(before);
+        Ok(done)
+    }
+}
+
+impl Executor for Oracle {
+    fn create(&mut self) -> Result<SequenceId, Error> {
+        self.cache.create_sequence()
+    }
+
+    fn remove(&mut self, id: SequenceId, work: Work) -> Operation {
+        self.note(work, |cache| cache.remove_sequence(id)).unwrap()
+    }
+
+    fn step(
+        &mut self,
+        steps: &[SequenceStep],
+        tokens: &[u64],
+        during: &[NaiveSequence],
+        work: Work,
+    ) -> Result<Operation, Error> {
+        let tensors = self.contents.tensors(steps, tokens);
+        let inputs = self.inputs(&tensors);
+        let (operation, outputs) = self.note(work, |cache| cache.step(steps, &inputs))?;
+        for output in outputs {
+            // x̂ is rounded to f32 once in the naive model, and exact in the oracle.
+            self.contents.check_attention(steps, during, &tensors[2], &output.out, 1e-5);
+        }
+        Ok(operation)
+    }
+
+    fn dropped_step(&mut self, _: &[SequenceStep], _: &[u64]) {}
+
+    fn truncate(&mut self, id: SequenceId, tokens: u32, before: &NaiveSequence, work: Work) -> Operation {
+        self.contents.truncate(before, tokens);
+        self.note(work, |cache| cache.truncate(id, tokens)).unwrap()
+    }
+
+    fn fork(&mut self, id: SequenceId, work: Work) -> Result<(SequenceId, Operation), Error> {
+        self.note(work, |cache| cache.fork(id))
+    }
+
+    fn reorder(&mut self, ids: &[SequenceId], parents: &[usize], work: Work) -> Result<Operation, Error> {
+        self.note(work, |cache| cache.reorder(ids, parents))
+    }
+
+    fn save_and_load(&mut self, id: SequenceId) -> Result<SequenceId, Error> {
+        let snapshot = self.cache.save(id)?;
+        let file = snapshot.to_bytes()?;
+        let read = Snapshot::from_bytes(&file)?;
+        assert!(read == snapshot, "the file says something else");
+        let (loaded, _) = self.cache.load(&read)?;
+        assert!(self.cache.save(loaded)?.to_bytes()? == file, "the same state gives another file");
+        Ok(loaded)
+    }
+
+    fn shrink(&mut self) {
+        self.cache.shrink_to_fit();
+    }
+
+    fn free_pages(&self) -> u32 {
+        self.cache.planner().free_pages()
+    }
+
+    fn discard(&mut self, operation: Operation) -> Result<(), Error> {
+        self.cache.discard(operation)?;
+        if let Some(before) = self.before.pop() {
+            self.cache = before;
+        }
+        Ok(())
+    }
+
+    fn check(&mut self, model: &[(SequenceId, NaiveSequence)]) {
+        for (id, naive) in model {
+            let expected = self.contents.state(naive);
+            for layer in 0..self.contents.config.layers {
+                assert!(self.cache.state(layer, *id).unwrap() == expected, "layer {layer} of {id} differs");
+            }
+        }
+    }
+
+    fn poison(&mut self) {
+        self.before.clear();
+    }
+}
+
+fn config() -> impl Strategy<Value = CacheConfig> {
+    let sizes = (0u32..70, prop_oneof![Just(16u32), Just(32), Just(64)], 0u32..40, 20u32..200);
+    let format = (0usize..4, 0usize..4, any::<bool>(), 0usize..3, prop_oneof![Just(16u32), Just(24)]);
+    (sizes, format, 1u64..4).prop_map(
+        |((window, group, sinks, max_step), (key, value, rounded, dtype, head_dim), pages)| {
+            let config = CacheConfig::new(2, 4, 2, head_dim)
+                .with_residual_window(window)
+                .with_group_size(group)
+                .with_value_group_size(if window % 2 == 0 { 16 } else { head_dim })
+                .with_sink_tokens(sinks)
+                .with_max_step(max_step)
+                .with_max_batch_tokens(3 * max_step)
+                .with_max_sequences(4)
+                .with_bits(Bits::ALL[key], Bits::ALL[value])
+                .with_zero_point(if rounded { ZeroPoint::Rounded } else { ZeroPoint::Min })
+                .with_window_format(Dtype::ALL[dtype])
+                .with_capacity(300);
+            let page = kivi_wgpu::Geometry::new(&config, 128 << 20).unwrap().layout.page_words() * 4;
+            config.with_max_slab_bytes(page * pages)
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn programs_agree_with_the_naive_model(config in config(), program in program(25)) {
+        Oracle::machine(&config).run(&program);
+    }
+}
+
+/// The lengths at which other projects' saved caches diverged, saved and loaded, then continued.
+#[test]
+fn saved_sequences_continue_bit_for_bit() {
+    let config = CacheConfig::new(2, 2, 1, 16).with_sink_tokens(4).with_max_sequences(4).with_capacity(4000);
+    for sinks in [0, 4] {
+        for length in [0, 1, 31, 32, 33, 127, 128, 129, 130, 255, 256, 257, 383, 384, 385, 511, 512, 513] {
+            let mut machine = Oracle::machine(&config.clone().with_sink_tokens(sinks));
+            machine.apply(&Op::Create);
+            machine.apply(&Op::Step(vec![(0, length, 1)]));
+            machine.apply(&Op::Fork(0));
+            machine.apply(&Op::SaveAndLoad(0));
+            for n in [1, 200, 40] {
+                machine.apply(&Op::Step(vec![(0, n, 2), (1, n, 2)]));
+            }
+            // After a truncation into a block that a fork shares, too.
+            machine.apply(&Op::Fork(0));
+            machine.apply(&Op::Truncate(0, 500, 5));
+            machine.apply(&Op::SaveAndLoad(0));
+            machine.apply(&Op::Step(vec![(0, 300, 1), (2, 10, 1)]));
+        }
+    }
+}
+
+fn filled(config: &CacheConfig, tokens: u32) -> (CpuCache, SequenceId) {
+    let mut machine = Oracle::machine(config);
+    machine.apply(&Op::Create);
+    machine.apply(&Op::Step(vec![(0, tokens, 1)]));
+    let id = machine.model[0].0;
+    (machine.executor.cache, id)
+}
+
+#[test]
+fn snapshots_of_another_configuration_are_refused() {
+    let config = CacheConfig::new(2, 4, 2, 16).with_sink_tokens(4).with_capacity(600);
+    let (cache, id) = filled(&config, 300);
+    let snapshot = cache.save(id).unwrap();
+    let shape = |layers, query_heads, kv_heads, head_dim| {
+        CacheConfig::new(layers, query_heads, kv_heads, head_dim).with_sink_tokens(4).with_capacity(600)
+    };
+    let others = [
+        ("layers", shape(3, 4, 2, 16)),
+        ("kv_heads", shape(2, 4, 4, 16)),
+        ("head_dim", shape(2, 4, 2, 24)),
+        ("key_bits", config.clone().with_bits(Bits::Four, Bits::Two)),
+        ("value_bits", config.clone().with_bits(Bits::Two, Bits::Sixteen)),
+        ("group_size", config.clone().with_group_size(64).with_value_group_size(16)),
+        ("zero_point", config.clone().with_zero_point(ZeroPoint::Rounded)),
+        ("residual_window", config.clone().with_residual_window(127)),
+        ("sink_tokens", config.clone().with_sink_tokens(0)),
+        ("window_format", config.clone().with_window_format(Dtype::Bf16)),
+    ];
+    for (wanted, other) in others {
+        let mut other = CpuCache::new(&other).unwrap();
+        let error = other.load(&snapshot).unwrap_err();
+        assert!(
+            matches!(error, Error::SnapshotMismatch { field, .. } if field == wanted),
+            "{wanted}: {error}"
+        );
+        assert_eq!(other.planner().sequences().count(), 0);
+    }
+    // What does not affect the meaning of the words may differ.
+    let same = shape(2, 2, 2, 16);
+    let same = same.with_capacity(1000).with_max_sequences(3).with_max_step(7).with_softmax_scale(1.0);
+    CpuCache::new(&same).unwrap().load(&snapshot).unwrap();
+}
+
+#[test]
+fn cut_and_altered_files_are_refused() {
+    let config = CacheConfig::new(1, 1, 1, 8).with_group_size(16).with_residual_window(1).with_sink_tokens(1);
+    let (cache, id) = filled(&config, 40);
+    let file = cache.save(id).unwrap().to_bytes().unwrap();
+    Snapshot::from_bytes(&file).unwrap();
+    for length in 0..file.len() {
+        let cut = Snapshot::from_bytes(&file[..length]).unwrap_err();
+        assert!(matches!(cut, Error::SnapshotCorrupt { .. }), "{length}: {cut}");
+    }
+    for at in 0..file.len() {
+        for bit in 0..8 {
+            let mut altered = file.clone();
+            altered[at] ^= 1 << bit;
+            let error = Snapshot::from_bytes(&altered).unwrap_err();
+            let typed = matches!(error, Error::SnapshotCorrupt { .. } | Error::SnapshotVersion { .. });
+            assert!(typed, "bit {bit} of byte {at}: {error}");
+        }
+    }
+    let longer = Snapshot::from_bytes(&[&file[..], &[0]].concat()).unwrap_err();
+    assert!(matches!(longer, Error::SnapshotCorrupt { .. }), "{longer}");
+    let before = br#"version\":"#;
+    let other = file.windows(before.len()).position(|w| w == before).unwrap() + before.len();
+    let mut newer = file.clone();
+    newer[other] = b'2';
+    assert_eq!(Snapshot::from_bytes(&newer), Err(Error::SnapshotVersion { found: 2, supported: 1 }));
+}
+
+/// A python with the decoder's packages, if there is one.
+fn python() -> Option<std::process::Command> {
+    let command = || std::process::Command::new(std::env::var("KIVI_PYTHON").unwrap_or("python3".into()));
+    let probe = command().args(["-c", "import numpy, safetensors"]).output();
+    probe.is_ok_and(|output| output.status.success()).then(command)
+}
+
+/// `examples/decode_snapshot.py`, which knows the format only by its description, reads what the naive model holds, bit for bit.
+#[test]
+fn python_reads_snapshots() {
+    use std::io::Write;
+    let config =
+        CacheConfig::new(2, 2, 2, 24).with_group_size(32).with_value_group_size(16).with_sink_tokens(3);
+    let config = config.with_residual_window(40).with_capacity(900).with_max_step(400);
+    let others = [
+        config.clone(),
+        config.clone().with_bits(Bits::Four, Bits::Eight).with_window_format(Dtype::Bf16),
+        config.clone().with_bits(Bits::Sixteen, Bits::Two).with_window_format(Dtype::F32),
+        config.with_bits(Bits::Eight, Bits::Sixteen).with_zero_point(ZeroPoint::Rounded),
+    ];
+    for (i, config) in others.into_iter().enumerate() {
+        let Some(mut python) = python() else {
+            let _ = writeln!(
+                std::io::stderr(),
+                "skipped in python_reads_snapshots: python3 with numpy and safetensors"
+            );
+            return;
+        };
+        let mut machine = Oracle::machine(&config);
+        machine.apply(&Op::Create);
+        machine.apply(&Op::Step(vec![(0, [333, 2, 0, 200][i], 0)]));
+        let (id, naive) = machine.model[0].clone();
+        let oracle = &machine.executor;
+        let file =
+            std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("snapshot-{i}.safetensors"));
+        let raw = file.with_extension("raw");
+        std::fs::write(&file, oracle.cache.save(id).unwrap().to_bytes().unwrap()).unwrap();
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/decode_snapshot.py");
+        let output = python.arg(script).arg(&file).arg("1").arg(&raw).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let bytes = std::fs::read(&raw).unwrap();
+        let got = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let heads = [0, 1].map(|head| oracle.contents.seen(&naive, head));
+        let tensor = |part: usize| {
+            let rows = (0..naive.tokens.len()).flat_map(|t| [0, 1].map(|head| (t, head)));
+            rows.flat_map(
+                |(t, head)| if part == 0 { heads[head].0[t].clone() } else { heads[head].1[t].clone() },
+            )
+            .collect::<Vec<f64>>()
+        };
+        let expected: Vec<f64> = [tensor(0), tensor(1)].concat();
+        assert_eq!(got.len(), expected.len());
+        assert!(got.zip(&expected).all(|(a, b)| f64::from(a) == *b), "configuration {i}");
+    }
+}
+
+/// The format does not change by accident: a file written by the first version is written the same today.
+#[test]
+fn the_first_version_of_the_format() {
+    let known = include_bytes!("data/snapshot_v1.safetensors");
+    let config = CacheConfig::new(2, 2, 1, 16)
+        .with_bits(Bits::Two, Bits::Four)
+        .with_group_size(16)
+        .with_residual_window(5)
+        .with_sink_tokens(2)
+        .with_capacity(100);
+    let (cache, id) = filled(&config, 50);
+    let file = cache.save(id).unwrap().to_bytes().unwrap();
+    if std::env::var("KIVI_RECORD").is_ok() {
+        std::fs::write(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/snapshot_v1.safetensors"), &file)
+            .unwrap();
+    }
+    assert!(file == known, "the bytes of a snapshot have changed: that needs a new format version");
+    assert!(Snapshot::from_bytes(known).unwrap() == cache.save(id).unwrap());
+}
