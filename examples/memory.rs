@@ -33,7 +33,7 @@ fn row(config: &CacheConfig, tokens: u32) -> Result<CacheBytes, Box<dyn Error>> 
     let b = cache_bytes(config, tokens)?;
     println!(
         "| {tokens} | {} bits, G = {}, W = {} | {} | {} | {} | {} | {:.2} × | {:.2} | {:.2} |",
-        config.key_bits.get(),
+        config.keys.bits.get(),
         config.group_size,
         config.residual_window,
         gib(b.sixteen_bit),

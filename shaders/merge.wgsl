@@ -56,6 +56,29 @@ fn write_output(index: u32, x: vec4<f32>) {
     }
 }
 
+// The sum of all shares, rotated back: vector `v` for invocation `v`. Butterflies at distances 1, 2, 4 …, each through workgroup memory. Ends with a barrier.
+fn joined_and_unrotated(share: vec4<f32>, local: u32) -> vec4<f32> {
+    sh_out[local] = share;
+    workgroupBarrier();
+    let v = min(local, VECS - 1u);
+    var x = sh_out[v];
+    for (var i = 1u; i < MERGE_SHARES; i++) {
+        x += sh_out[i * MERGE_VECS + v];
+    }
+    // Within a vector.
+    x = vec4<f32>(x.x + x.y, x.x - x.y, x.z + x.w, x.z - x.w);
+    x = vec4<f32>(x.x + x.z, x.y + x.w, x.x - x.z, x.y - x.w);
+    for (var stride = 1u; stride < ROTATION_SIZE / 4u; stride *= 2u) {
+        workgroupBarrier();
+        sh_out[local] = x;
+        workgroupBarrier();
+        let other = sh_out[v ^ stride];
+        x = select(x + other, other - x, (v & stride) != 0u);
+    }
+    workgroupBarrier();
+    return x * UNROTATION_SCALE;
+}
+
 @compute @workgroup_size(MERGE_WORKGROUP)
 fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let item = work_item(group);
@@ -63,7 +86,7 @@ fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
         return;
     }
     let head = params.first_head + group.y;
-    let tile = params.first + 6u * (item / ROWS);
+    let tile = params.first + TILE_WORDS * (item / ROWS);
     let row = item % ROWS;
     if (row >= plan[tile + 2u]) {
         return;
@@ -103,8 +126,12 @@ fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
     let v = local % MERGE_VECS;
     let share = local / MERGE_VECS;
     let per_share = (splits + MERGE_SHARES - 1u) / MERGE_SHARES;
+    // Pages of history: their sums are of rotated values, if these are.
+    let first_history = plan[tile + 6u];
+    let end_history = first_history + plan[tile + 7u];
     var sum = 0.0;
     var out = vec4<f32>();
+    var rotated = vec4<f32>();
     if (share < MERGE_SHARES && v < VECS) {
         let end = min((share + 1u) * per_share, splits);
         var s = share * per_share;
@@ -121,18 +148,37 @@ fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
             let o3 = partials[at + 3u * stride + 1u + v];
             let w = exp2(vec4<f32>(p0.x, p1.x, p2.x, p3.x) - highest);
             sum = fma(w.w, p3.y, fma(w.z, p2.y, fma(w.y, p1.y, fma(w.x, p0.y, sum))));
-            out = fma(vec4<f32>(w.x), o0, out);
-            out = fma(vec4<f32>(w.y), o1, out);
-            out = fma(vec4<f32>(w.z), o2, out);
-            out = fma(vec4<f32>(w.w), o3, out);
+            var own = w;
+            if (VALUES_ROTATED) {
+                let at_split = vec4<u32>(s, s + 1u, s + 2u, s + 3u);
+                let is_history = (at_split >= vec4<u32>(first_history)) & (at_split < vec4<u32>(end_history));
+                let packed = select(vec4<f32>(), w, is_history);
+                own = select(w, vec4<f32>(), is_history);
+                rotated = fma(vec4<f32>(packed.x), o0, rotated);
+                rotated = fma(vec4<f32>(packed.y), o1, rotated);
+                rotated = fma(vec4<f32>(packed.z), o2, rotated);
+                rotated = fma(vec4<f32>(packed.w), o3, rotated);
+            }
+            out = fma(vec4<f32>(own.x), o0, out);
+            out = fma(vec4<f32>(own.y), o1, out);
+            out = fma(vec4<f32>(own.z), o2, out);
+            out = fma(vec4<f32>(own.w), o3, out);
         }
         for (; s < end; s++) {
             let at = first + s * stride;
             let head_part = partials[at];
             let weight = exp2(head_part.x - highest);
             sum = fma(weight, head_part.y, sum);
-            out = fma(vec4<f32>(weight), partials[at + 1u + v], out);
+            if (VALUES_ROTATED && s >= first_history && s < end_history) {
+                rotated = fma(vec4<f32>(weight), partials[at + 1u + v], rotated);
+            } else {
+                out = fma(vec4<f32>(weight), partials[at + 1u + v], out);
+            }
         }
+    }
+    var unrotated = vec4<f32>();
+    if (VALUES_ROTATED) {
+        unrotated = joined_and_unrotated(rotated, local);
     }
     sh_sum[local] = sum;
     sh_out[local] = out;
@@ -143,6 +189,9 @@ fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
             out += sh_out[i * MERGE_VECS + v];
         }
         sum += sink_weight;
+        if (VALUES_ROTATED) {
+            out += unrotated;
+        }
         // A row that sees no token has zeros everywhere.
         let result = select(vec4<f32>(), out / sum, sum > 0.0);
         write_output(io.out.offset + query * io.out.token_stride + query_head * io.out.head_stride + 4u * v, result);

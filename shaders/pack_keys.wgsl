@@ -10,11 +10,20 @@
 
 @group(0) @binding(4) var<storage, read_write> slab: array<u32>;
 
-const KEY_WORKGROUP: u32 = 128u;
+// A group is a channel, over the block's tokens.
+fn group_size(g: u32) -> u32 {
+    return GROUP;
+}
 
-var<workgroup> sh_param: array<u32, HEAD_DIM>;
+fn group_bits(slots: u32, head: u32, g: u32, t: u32) -> u32 {
+    return token_bits(plan[slots + t], 0u, head, g);
+}
 
-@compute @workgroup_size(KEY_WORKGROUP)
+fn param_word(g: u32) -> u32 {
+    return KEY_PARAMS + g;
+}
+
+@compute @workgroup_size(PACK_WORKGROUP)
 fn pack_keys(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let item = work_item(group);
     if (item >= params.count) {
@@ -25,36 +34,24 @@ fn pack_keys(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     let first = plan[params.first + 2u * item + 1u] * BLOCK_WORDS + head * HEAD_WORDS;
 
     if (KEY_BITS == 16u) {
-        for (var i = local; i < KEY_ROW_WORDS * GROUP; i += KEY_WORKGROUP) {
+        for (var i = local; i < KEY_ROW_WORDS * GROUP; i += PACK_WORKGROUP) {
             slab[first + i] = sixteen_bits(plan[slots + i % GROUP], 0u, head, i / GROUP);
         }
         return;
     }
 
-    // A channel's minimum and maximum along the sequence.
-    for (var channel = local; channel < HEAD_DIM; channel += KEY_WORKGROUP) {
-        var low = 0xffffffffu;
-        var high = 0u;
-        for (var t = 0u; t < GROUP; t++) {
-            let key = order_key(token_bits(plan[slots + t], 0u, head, channel));
-            low = min(low, key);
-            high = max(high, key);
-        }
-        let param = group_param(KEY_BITS, low, high);
-        sh_param[channel] = param;
-        slab[first + KEY_PARAMS + channel] = param;
-    }
-    workgroupBarrier();
+    fit_groups(slots, head, first, 0u, PACK_GROUPS, local);
 
     // Codes, [row word][token].
-    for (var i = local; i < KEY_ROW_WORDS * GROUP; i += KEY_WORKGROUP) {
+    for (var i = local; i < KEY_ROW_WORDS * GROUP; i += PACK_WORKGROUP) {
         let slot = plan[slots + i % GROUP];
-        let channel = (i / GROUP) * KEY_CODES_PER_WORD;
+        let part = plane_word(KEY_BITS, KEY_LOW_BITS, KEY_LOW_WORDS, i / GROUP);
         var word = 0u;
-        for (var j = 0u; j < KEY_CODES_PER_WORD; j++) {
-            if (channel + j < HEAD_DIM) {
-                let x = token_bits(slot, 0u, head, channel + j);
-                word |= code_of(KEY_BITS, sh_param[channel + j], x) << (j * KEY_BITS);
+        for (var j = 0u; j < part.codes; j++) {
+            let channel = part.channel + j;
+            if (channel < HEAD_DIM) {
+                let code = code_of(KEY_BITS, sh_param[channel], token_bits(slot, 0u, head, channel));
+                word |= ((code >> part.code_shift) & part.mask) << (j * part.width);
             }
         }
         slab[first + i] = word;

@@ -10,11 +10,38 @@
 
 @group(0) @binding(4) var<storage, read_write> slab: array<u32>;
 
-const VALUE_WORKGROUP: u32 = 128u;
+// A group is some channels of a token; the last one of a token may be short.
+fn group_size(g: u32) -> u32 {
+    return min(VALUE_GROUP, HEAD_DIM - (g % VALUE_GROUPS) * VALUE_GROUP);
+}
 
-var<workgroup> sh_param: array<u32, VALUE_PARAM_COUNT>;
+fn group_bits(slots: u32, head: u32, g: u32, t: u32) -> u32 {
+    return value_bits(slots, head, g / VALUE_GROUPS, (g % VALUE_GROUPS) * VALUE_GROUP + t);
+}
 
-@compute @workgroup_size(VALUE_WORKGROUP)
+fn param_word(g: u32) -> u32 {
+    return VALUE_PARAMS + g;
+}
+
+// Codes of PACK_TOKENS tokens from `begin` on, [token][row word].
+fn pack_tokens(slots: u32, head: u32, first: u32, begin: u32, local: u32) {
+    for (var i = local; i < VALUE_ROW_WORDS * PACK_TOKENS; i += PACK_WORKGROUP) {
+        let token = begin + i / VALUE_ROW_WORDS;
+        let part = plane_word(VALUE_BITS, VALUE_LOW_BITS, VALUE_LOW_WORDS, i % VALUE_ROW_WORDS);
+        var word = 0u;
+        for (var j = 0u; j < part.codes; j++) {
+            let channel = part.channel + j;
+            if (channel < HEAD_DIM) {
+                let param = sh_param[(token - begin) * VALUE_GROUPS + channel / VALUE_GROUP];
+                let code = code_of(VALUE_BITS, param, value_bits(slots, head, token, channel));
+                word |= ((code >> part.code_shift) & part.mask) << (j * part.width);
+            }
+        }
+        slab[first + VALUE_CODES + begin * VALUE_ROW_WORDS + i] = word;
+    }
+}
+
+@compute @workgroup_size(PACK_WORKGROUP)
 fn pack_values(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let item = work_item(group);
     if (item >= params.count) {
@@ -25,44 +52,18 @@ fn pack_values(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocatio
     let first = plan[params.first + 2u * item + 1u] * BLOCK_WORDS + head * HEAD_WORDS;
 
     if (VALUE_BITS == 16u) {
-        for (var i = local; i < VALUE_ROW_WORDS * GROUP; i += VALUE_WORKGROUP) {
+        for (var i = local; i < VALUE_ROW_WORDS * GROUP; i += PACK_WORKGROUP) {
             let slot = plan[slots + i / VALUE_ROW_WORDS];
             slab[first + VALUE_CODES + i] = sixteen_bits(slot, 1u, head, i % VALUE_ROW_WORDS);
         }
         return;
     }
 
-    // Minimum and maximum along the channels of each token's groups; the last group may be short.
-    for (var i = local; i < VALUE_PARAM_COUNT; i += VALUE_WORKGROUP) {
-        let slot = plan[slots + i / VALUE_GROUPS];
-        let begin = (i % VALUE_GROUPS) * VALUE_GROUP;
-        let end = min(begin + VALUE_GROUP, HEAD_DIM);
-        var low = 0xffffffffu;
-        var high = 0u;
-        for (var channel = begin; channel < end; channel++) {
-            let key = order_key(token_bits(slot, 1u, head, channel));
-            low = min(low, key);
-            high = max(high, key);
-        }
-        let param = group_param(VALUE_BITS, low, high);
-        sh_param[i] = param;
-        slab[first + VALUE_PARAMS + i] = param;
-    }
-    workgroupBarrier();
-
-    // Codes, [token][row word].
-    for (var i = local; i < VALUE_ROW_WORDS * GROUP; i += VALUE_WORKGROUP) {
-        let token = i / VALUE_ROW_WORDS;
-        let slot = plan[slots + token];
-        let channel = (i % VALUE_ROW_WORDS) * VALUE_CODES_PER_WORD;
-        var word = 0u;
-        for (var j = 0u; j < VALUE_CODES_PER_WORD; j++) {
-            if (channel + j < HEAD_DIM) {
-                let x = token_bits(slot, 1u, head, channel + j);
-                let param = sh_param[token * VALUE_GROUPS + (channel + j) / VALUE_GROUP];
-                word |= code_of(VALUE_BITS, param, x) << (j * VALUE_BITS);
-            }
-        }
-        slab[first + VALUE_CODES + i] = word;
+    // A few tokens at a time: parameters of a whole block may be more than workgroup memory holds.
+    for (var token = 0u; token < GROUP; token += PACK_TOKENS) {
+        load_rows(slots, head, token, local);
+        fit_groups(slots, head, first, token * VALUE_GROUPS, (token + PACK_TOKENS) * VALUE_GROUPS, local);
+        pack_tokens(slots, head, first, token, local);
+        workgroupBarrier();
     }
 }

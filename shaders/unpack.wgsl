@@ -11,35 +11,19 @@
 @group(0) @binding(2) var<storage, read> slab: array<u32>;
 @group(0) @binding(3) var<storage, read_write> ring: array<u32>;
 
-// f32 bits of the value that a code stands for: an exact product and one rounded sum.
-fn dequantized(param: u32, code: u32) -> u32 {
-    return bitcast<u32>(f32(code) * storable_to_f32(param & 0xffffu) + storable_to_f32(param >> 16u));
-}
-
-// f32 bits of `channel` of a packed token; `first` is the first word of its head in the block.
 fn packed_element(is_value: bool, first: u32, token: u32, channel: u32) -> u32 {
     if (is_value) {
-        let row = first + VALUE_CODES + token * VALUE_ROW_WORDS;
-        let word = slab[row + channel / VALUE_CODES_PER_WORD];
-        if (VALUE_BITS == 16u) {
-            return element_bits(PACKED_FORMAT, word, channel);
-        }
-        let code = (word >> ((channel % VALUE_CODES_PER_WORD) * VALUE_BITS)) & ((1u << VALUE_BITS) - 1u);
-        return dequantized(slab[first + VALUE_PARAMS + token * VALUE_GROUPS + channel / VALUE_GROUP], code);
+        return value_element(first, token, channel);
     }
-    let word = slab[first + (channel / KEY_CODES_PER_WORD) * GROUP + token];
-    if (KEY_BITS == 16u) {
-        return element_bits(PACKED_FORMAT, word, channel);
-    }
-    let code = (word >> ((channel % KEY_CODES_PER_WORD) * KEY_BITS)) & ((1u << KEY_BITS) - 1u);
-    return dequantized(slab[first + KEY_PARAMS + channel], code);
+    return key_element(first, token, channel);
 }
 
 @compute @workgroup_size(64)
 fn unpack(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let item = work_item(group);
     let word = group.y * 64u + local;
-    if (item >= params.count || word >= 2u * TOKEN_WORDS) {
+    // Values that are rotated go through unpack_rotated.wgsl.
+    if (item >= params.count || word >= select(2u, 1u, VALUES_ROTATED) * TOKEN_WORDS) {
         return;
     }
     let block = plan[params.first + 3u * item];

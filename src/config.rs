@@ -1,6 +1,6 @@
 //! What a user chooses.
 
-use crate::format::{Bits, Dtype, ZeroPoint};
+use crate::format::{Bits, Dtype, TensorFormat, ZeroPoint};
 
 /// Which of a step's new tokens a query sees besides the tokens before them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -49,16 +49,14 @@ pub struct CacheConfig {
     pub head_dim: u32,
     /// Elements per head of the values; `None`: `head_dim`. Nothing else is supported, so models with multi-head latent attention are not.
     pub value_head_dim: Option<u32>,
-    /// Width of a key code. Default 2.
-    pub key_bits: Bits,
-    /// Width of a value code. Default 2.
-    pub value_bits: Bits,
+    /// How keys are packed. Default 2 bits, by the rules of KIVI.
+    pub keys: TensorFormat,
+    /// How values are packed. Default 2 bits, by the rules of KIVI.
+    pub values: TensorFormat,
     /// Tokens in a group of keys, and in a block: 16, 32, 64 or 128. Default 32.
     pub group_size: u32,
     /// Channels in a group of values: 16, 32, 64, 128 or `head_dim`. Default: `group_size`.
     pub value_group_size: Option<u32>,
-    /// How the minimum of a group is stored. Default [`ZeroPoint::Min`].
-    pub zero_point: ZeroPoint,
     /// W: the newest tokens that are always kept unpacked. Default 128; may be 0.
     pub residual_window: u32,
     /// S: the first positions, kept unpacked for ever. Default 0.
@@ -108,11 +106,10 @@ impl CacheConfig {
             kv_heads,
             head_dim,
             value_head_dim: None,
-            key_bits: Bits::Two,
-            value_bits: Bits::Two,
+            keys: TensorFormat::new(Bits::Two),
+            values: TensorFormat::new(Bits::Two),
             group_size: 32,
             value_group_size: None,
-            zero_point: ZeroPoint::Min,
             residual_window: 128,
             sink_tokens: 0,
             window_format: Dtype::F16,
@@ -132,8 +129,23 @@ impl CacheConfig {
     /// Sets the widths of key and value codes.
     #[must_use]
     pub fn with_bits(mut self, key_bits: Bits, value_bits: Bits) -> Self {
-        self.key_bits = key_bits;
-        self.value_bits = value_bits;
+        self.keys.bits = key_bits;
+        self.values.bits = value_bits;
+        self
+    }
+
+    /// Sets how keys and values are packed.
+    #[must_use]
+    pub fn with_formats(mut self, keys: TensorFormat, values: TensorFormat) -> Self {
+        (self.keys, self.values) = (keys, values);
+        self
+    }
+
+    /// Sets how the minimum of a group is stored, of keys and of values.
+    #[must_use]
+    pub fn with_zero_point(mut self, zero_point: ZeroPoint) -> Self {
+        self.keys.zero_point = zero_point;
+        self.values.zero_point = zero_point;
         self
     }
 
@@ -153,8 +165,6 @@ impl CacheConfig {
         with_group_size(group_size: u32);
         /// Sets [`Self::value_group_size`].
         with_value_group_size(value_group_size: u32);
-        /// Sets [`Self::zero_point`].
-        with_zero_point(zero_point: ZeroPoint);
         /// Sets [`Self::residual_window`].
         with_residual_window(residual_window: u32);
         /// Sets [`Self::sink_tokens`].

@@ -41,7 +41,8 @@
 //!
 //! # What is where
 //!
-//! - [`CacheConfig`]: what a user chooses. [`Geometry`]: every size that follows.
+//! - [`CacheConfig`]: what a user chooses; [`Preset`] and [`TensorFormat`]: how keys and values are packed. [`Geometry`]: every size that follows.
+//! - [`Snapshot`]: a sequence outside any cache, and its file.
 //! - [`KvCache`], [`Step`], [`LayerIo`]: the cache on a GPU (feature `wgpu`, on by default). [`Variant`]: which attention kernels it runs.
 //! - [`mod@format`]: the block format and the bit-exact quantizer; [`format::cache_bytes`] is the memory calculator.
 //! - [`plan`]: the state machine, free of GPU types. [`oracle`]: the same cache on the CPU, readable rather than fast.
@@ -63,15 +64,17 @@ pub mod gpu;
 mod memory;
 pub mod oracle;
 pub mod plan;
+mod preset;
 pub mod snapshot;
 mod state;
 
 pub use config::{CacheConfig, LayerAttention, Mask};
 pub use error::Error;
-pub use format::{Bits, Dtype, ZeroPoint};
+pub use format::{Bits, Dtype, TensorFormat, ZeroPoint};
 pub use geometry::Geometry;
 pub use memory::{LayerMemory, MemoryUsage};
 pub use plan::{Operation, SequenceId, SequenceStep};
+pub use preset::Preset;
 pub use snapshot::Snapshot;
 pub use state::{LayerState, UnpackedTokens};
 

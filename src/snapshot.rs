@@ -14,7 +14,7 @@
 
 use crate::config::CacheConfig;
 use crate::error::Error;
-use crate::format::{Bits, Dtype, ZeroPoint, enter, widen};
+use crate::format::{Bits, Dtype, TensorFormat, ZeroPoint, enter, widen};
 use crate::geometry::{Geometry, MAX_TOKENS};
 use crate::state::{LayerState, UnpackedTokens};
 use safetensors::tensor::{Dtype as FileDtype, SafeTensors, TensorView};
@@ -36,11 +36,10 @@ struct Header {
     layers: u32,
     kv_heads: u32,
     head_dim: u32,
-    key_bits: u32,
-    value_bits: u32,
+    keys: TensorHeader,
+    values: TensorHeader,
     group_size: u32,
     value_group_size: u32,
-    zero_point: String,
     residual_window: u32,
     sink_tokens: u32,
     window_format: String,
@@ -48,6 +47,15 @@ struct Header {
     blocks: u32,
     /// Only a file has one.
     checksum: String,
+}
+
+/// How keys or values are packed.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+struct TensorHeader {
+    bits: u32,
+    zero_point: String,
+    clipping: bool,
+    rotated: bool,
 }
 
 /// What every version of the metadata has.
@@ -205,6 +213,27 @@ impl Snapshot {
     }
 }
 
+impl TensorHeader {
+    fn new(format: TensorFormat) -> TensorHeader {
+        let zero_point = match format.zero_point {
+            ZeroPoint::Min => "min",
+            ZeroPoint::Rounded => "rounded",
+        };
+        let TensorFormat { bits, clipping, rotated, .. } = format;
+        TensorHeader { bits: bits.get(), zero_point: zero_point.into(), clipping, rotated }
+    }
+
+    fn format(&self) -> Option<TensorFormat> {
+        let zero_point = match self.zero_point.as_str() {
+            "min" => ZeroPoint::Min,
+            "rounded" => ZeroPoint::Rounded,
+            _ => return None,
+        };
+        let format = TensorFormat::new(Bits::from_u32(self.bits)?).with_zero_point(zero_point);
+        Some(TensorFormat { clipping: self.clipping, rotated: self.rotated, ..format })
+    }
+}
+
 impl Header {
     fn new(g: &Geometry, tokens: u32, blocks: u32) -> Header {
         Header {
@@ -212,15 +241,10 @@ impl Header {
             layers: g.layers,
             kv_heads: g.layout.kv_heads,
             head_dim: g.layout.head_dim,
-            key_bits: g.layout.key_bits.get(),
-            value_bits: g.layout.value_bits.get(),
+            keys: TensorHeader::new(g.keys),
+            values: TensorHeader::new(g.values),
             group_size: g.layout.group,
             value_group_size: g.layout.value_group,
-            zero_point: match g.zero_point {
-                ZeroPoint::Min => "min",
-                ZeroPoint::Rounded => "rounded",
-            }
-            .into(),
             residual_window: g.window,
             sink_tokens: g.sinks,
             window_format: match g.window_format {
@@ -236,16 +260,20 @@ impl Header {
     }
 
     /// The configuration, by the names of [`CacheConfig`](crate::CacheConfig).
-    fn fields(&self) -> [(&'static str, String); 11] {
+    fn fields(&self) -> [(&'static str, String); 15] {
         [
             ("layers", self.layers.to_string()),
             ("kv_heads", self.kv_heads.to_string()),
             ("head_dim", self.head_dim.to_string()),
-            ("key_bits", self.key_bits.to_string()),
-            ("value_bits", self.value_bits.to_string()),
+            ("keys.bits", self.keys.bits.to_string()),
+            ("keys.zero_point", self.keys.zero_point.clone()),
+            ("keys.clipping", self.keys.clipping.to_string()),
+            ("values.bits", self.values.bits.to_string()),
+            ("values.zero_point", self.values.zero_point.clone()),
+            ("values.clipping", self.values.clipping.to_string()),
+            ("values.rotated", self.values.rotated.to_string()),
             ("group_size", self.group_size.to_string()),
             ("value_group_size", self.value_group_size.to_string()),
-            ("zero_point", self.zero_point.clone()),
             ("residual_window", self.residual_window.to_string()),
             ("sink_tokens", self.sink_tokens.to_string()),
             ("window_format", self.window_format.clone()),
@@ -254,28 +282,20 @@ impl Header {
 
     /// The geometry of a cache that can hold the sequence. Every number is checked here.
     fn geometry(&self) -> Result<Geometry, Error> {
-        let bits = |got: u32| Bits::ALL.into_iter().find(|bits| bits.get() == got);
         let format = match self.window_format.as_str() {
             "f16" => Some(Dtype::F16),
             "bf16" => Some(Dtype::Bf16),
             "f32" => Some(Dtype::F32),
             _ => None,
         };
-        let zero_point = match self.zero_point.as_str() {
-            "min" => Some(ZeroPoint::Min),
-            "rounded" => Some(ZeroPoint::Rounded),
-            _ => None,
-        };
-        let (Some(keys), Some(values), Some(format), Some(zero_point)) =
-            (bits(self.key_bits), bits(self.value_bits), format, zero_point)
+        let (Some(keys), Some(values), Some(format)) = (self.keys.format(), self.values.format(), format)
         else {
             return Err(corrupt("it names a format that does not exist"));
         };
         let config = CacheConfig::new(self.layers, self.kv_heads, self.kv_heads, self.head_dim)
-            .with_bits(keys, values)
+            .with_formats(keys, values)
             .with_group_size(self.group_size)
             .with_value_group_size(self.value_group_size)
-            .with_zero_point(zero_point)
             .with_residual_window(self.residual_window)
             .with_sink_tokens(self.sink_tokens)
             .with_window_format(format)

@@ -3,9 +3,9 @@
 use half::{bf16, f16};
 use kivi_wgpu::format::{
     BlockLayout, Param, bf16_to_f32, code, dequantize, enter, f16_to_f32, floor_to_f16, order_key, param,
-    round_to, widen,
+    rotate, rotation_scale, rotation_size, round_to, unrotate, unrotate_exactly, widen,
 };
-use kivi_wgpu::{Bits, CacheConfig, Dtype, Geometry, ZeroPoint};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, Geometry, TensorFormat, ZeroPoint};
 use proptest::prelude::*;
 
 /// Values of a group after they have entered a cache, and how the quantizer stores them.
@@ -110,7 +110,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn groups_keep_every_promise(group in group_strategy(), bits in 0usize..3, rounded: bool, window in 0usize..3) {
+    fn groups_keep_every_promise(group in group_strategy(), bits in 0usize..4, rounded: bool, window in 0usize..3) {
         let rule = if rounded { ZeroPoint::Rounded } else { ZeroPoint::Min };
         check_group(Bits::QUANTIZED[bits], rule, Dtype::ALL[window], &group);
     }
@@ -135,7 +135,7 @@ proptest! {
     }
 
     #[test]
-    fn rows_round_trip(codes in prop::collection::vec(0u32..256, 1..513), bits in 0usize..3) {
+    fn rows_round_trip(codes in prop::collection::vec(0u32..256, 1..513), bits in 0usize..4) {
         let bits = Bits::QUANTIZED[bits];
         let dim = codes.len() as u32;
         let mut row = vec![0u32; bits.row_words(dim) as usize];
@@ -150,13 +150,19 @@ proptest! {
                 ((row[part.word as usize] >> part.shift) & ((1 << part.width) - 1)) << part.code_shift
             }).sum();
             prop_assert_eq!(read, *code);
-            // Code j is bits [b·j mod 32, +b) of word b·j / 32.
-            let bit = bits.get() * j as u32;
-            prop_assert_eq!((row[(bit / 32) as usize] >> (bit % 32)) & bits.max_code(), *code);
-        }
-        let used = (dim * bits.get()) % 32;
-        if used > 0 {
-            prop_assert_eq!(row[row.len() - 1] >> used, 0, "unused bits are zero");
+            // Per plane of p bits: code j is bits [p·j mod 32, +p) of word p·j / 32; three bits are the two low ones, then the high one.
+            let planes: &[(u32, u32)] = if bits == Bits::Three { &[(2, 0), (1, 2)] } else { &[(bits.get(), 0)] };
+            let mut first = 0;
+            for (width, from) in planes {
+                let bit = width * j as u32;
+                let field = row[(first + bit / 32) as usize] >> (bit % 32) & ((1 << width) - 1);
+                prop_assert_eq!(field, (code >> from) & ((1 << width) - 1));
+                first += (dim * width).div_ceil(32);
+                let used = (dim * width) % 32;
+                if used > 0 {
+                    prop_assert_eq!(row[first as usize - 1] >> used, 0, "unused bits are zero");
+                }
+            }
         }
     }
 }
@@ -303,6 +309,76 @@ fn error_on_gaussian_groups() {
     }
 }
 
+/// Clipping makes the squared error smaller, never larger (but for what its integers round), and leaves what has no range alone.
+#[test]
+fn clipping_lowers_the_squared_error() {
+    let mut normal = normals(12);
+    for (bits, expected) in [(Bits::Two, 0.0886), (Bits::Three, 0.0222), (Bits::Four, 0.00534)] {
+        let (mut plain, mut clipped, mut energy) = (0.0, 0.0, 0.0);
+        for n in 0..5_000 {
+            // Of any size, far from zero or not.
+            let (scale, offset) = (2f32.powi(n % 23 - 11), if n % 3 == 0 { 3.0 } else { 0.0 });
+            let group: Vec<f32> = (0..32).map(|_| (normal() + offset) * scale).collect();
+            let x: Vec<f32> = group.iter().map(|&x| widen(enter(x, Dtype::F16), Dtype::F16)).collect();
+            let error =
+                |p| x.iter().map(|&x| f64::from(x - dequantize(p, code(bits, p, x))).powi(2)).sum::<f64>();
+            let format = TensorFormat::new(bits);
+            let (before, after) = (error(format.fit(&x)), error(format.with_clipping().fit(&x)));
+            assert!(after <= 1.01 * before, "{before:e} {after:e}");
+            let unit = f64::from(scale).powi(2);
+            (plain, clipped, energy) = (plain + before / unit, clipped + after / unit, energy + 32.0);
+        }
+        assert!(
+            (clipped / energy - expected).abs() < 0.03 * expected,
+            "{bits:?}: {} {}",
+            clipped / energy,
+            plain / energy
+        );
+    }
+    for constant in [0.0, 3.0, -65504.0, 1e-30] {
+        let group = [widen(enter(constant, Dtype::F32), Dtype::F32); 20];
+        let format = TensorFormat::new(Bits::Two);
+        assert_eq!(format.fit(&group), format.with_clipping().fit(&group));
+    }
+}
+
+/// The rotation against its definition, and back.
+#[test]
+fn rotations_are_hadamard_transforms_with_an_inverse() {
+    let mut normal = normals(13);
+    for head_dim in [8usize, 24, 64, 80, 96, 128, 512] {
+        let size = rotation_size(head_dim as u32) as usize;
+        assert!(size >= 8 && head_dim.is_multiple_of(size) && size.is_power_of_two());
+        let row: Vec<f32> = (0..head_dim).map(|_| normal()).collect();
+        let mut rotated = row.clone();
+        rotate(&mut rotated);
+        for (i, got) in rotated.iter().enumerate() {
+            let first = i / size * size;
+            let sign = |j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
+            let sum: f64 = (0..size).map(|j| sign(j) * f64::from(row[first + j])).sum();
+            let expected = sum * f64::from(rotation_scale(head_dim as u32));
+            assert!((f64::from(*got) - expected).abs() < 1e-4, "{head_dim}, {i}: {got} {expected}");
+        }
+        let mut back = rotated.clone();
+        unrotate(&mut back);
+        let mut exact: Vec<f64> = rotated.iter().map(|x| f64::from(*x)).collect();
+        unrotate_exactly(&mut exact);
+        for ((x, back), exact) in row.iter().zip(&back).zip(&exact) {
+            assert!((x - back).abs() < 1e-5 && (f64::from(*x) - exact).abs() < 1e-5);
+        }
+        // Integers stay integers: no rounding at all.
+        let mut whole: Vec<f32> = (0..head_dim).map(|i| (i % 7) as f32 - 3.0).collect();
+        let before = whole.clone();
+        rotate(&mut whole);
+        unrotate(&mut whole);
+        assert_eq!(whole, before);
+    }
+    // What is too large is clamped like everything that enters.
+    let mut large = [65504.0; 64];
+    rotate(&mut large);
+    assert_eq!((large[0], large[1]), (65504.0, 0.0));
+}
+
 #[test]
 fn format_bits_of_common_choices() {
     let bits = |key: Bits, value: Bits, group: u32, head_dim: u32| {
@@ -312,6 +388,7 @@ fn format_bits_of_common_choices() {
     assert_eq!(bits(Bits::Two, Bits::Two, 32, 128), 3.0);
     assert_eq!(bits(Bits::Two, Bits::Two, 64, 128), 2.5);
     assert_eq!(bits(Bits::Two, Bits::Two, 128, 128), 2.25);
+    assert_eq!(bits(Bits::Three, Bits::Three, 32, 128), 4.0);
     assert_eq!(bits(Bits::Four, Bits::Four, 32, 128), 5.0);
     assert_eq!(bits(Bits::Four, Bits::Two, 32, 128), 4.0);
     // The last channel group of 80 is short: three parameters for 80 channels.

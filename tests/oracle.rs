@@ -10,7 +10,7 @@ use reference::{NaiveSequence, Rules, TokenData, attend, seen};
 fn config() -> impl Strategy<Value = CacheConfig> {
     let sizes = (0u32..70, prop_oneof![Just(16u32), Just(32), Just(64)], 0u32..6, 1u32..100);
     let format =
-        (0usize..4, 0usize..4, any::<bool>(), 0usize..3, prop_oneof![Just(16u32), Just(24), Just(40)]);
+        (0usize..5, 0usize..5, any::<bool>(), 0usize..3, prop_oneof![Just(16u32), Just(24), Just(40)]);
     (sizes, format).prop_map(|((window, group, sinks, max_step), (key, value, rounded, dtype, head_dim))| {
         CacheConfig::new(1, 4, 2, head_dim)
             .with_residual_window(window)

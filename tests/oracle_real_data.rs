@@ -7,7 +7,7 @@
 mod real_data;
 
 use kivi_wgpu::oracle::{CpuCache, LayerInput};
-use kivi_wgpu::{Bits, CacheConfig, SequenceStep, ZeroPoint};
+use kivi_wgpu::{Bits, CacheConfig, Geometry, Preset, SequenceStep, ZeroPoint};
 use real_data::{RealData, relative_error};
 use std::path::PathBuf;
 
@@ -54,6 +54,35 @@ fn run(data: &RealData, config: &CacheConfig) -> Vec<f32> {
         done += n;
     }
     out.into_iter().map(|x| x as f32).collect()
+}
+
+/// The presets cost the bits in their names, and have the errors that their documentation says.
+#[test]
+fn presets_are_as_documented() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let files = ["qwen05b_L00", "qwen05b_L23", "smollm2_L00", "smollm2_L29"];
+    for preset in Preset::ALL {
+        let (bits, documented) = match preset {
+            Preset::Kivi2 => (3.0, [0.288, 0.307, 0.186, 0.132]),
+            Preset::Kivi4 => (5.0, [0.062, 0.045, 0.026, 0.029]),
+            Preset::Bits3 => (3.0, [0.115, 0.106, 0.065, 0.027]),
+            Preset::Bits4_5 => (4.5, [0.052, 0.032, 0.014, 0.006]),
+            other => panic!("{other:?} is documented nowhere"),
+        };
+        for (file, documented) in files.iter().zip(documented) {
+            let data = RealData::load(&folder.join(format!("{file}.safetensors"))).unwrap();
+            let base =
+                CacheConfig::new(1, data.query_heads as u32, data.kv_heads as u32, data.head_dim as u32);
+            let config = base.with_preset(preset);
+            assert_eq!(Geometry::new(&config, 1 << 27).unwrap().layout.format_bits(), bits, "{preset:?}");
+            let error = relative_error(&run(&data, &config), data.output("out.exact").unwrap());
+            assert!((error - documented).abs() <= 0.0006, "{preset:?} on {file}: {error:.4}");
+            if preset == Preset::Bits3 {
+                let kivi = stored_number(data.metadata("relative_error_exact"), "kivi2_g32_w128").unwrap();
+                assert!(error <= 0.55 * kivi, "{file}: {error:.4}, KIVI at the same size {kivi:.4}");
+            }
+        }
+    }
 }
 
 #[test]

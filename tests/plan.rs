@@ -32,7 +32,7 @@ impl Names {
             self.cells.insert(write.slot, input[write.row as usize]);
         }
         // What an executor uploads: the work lists, and 256 bytes of parameters per pass.
-        let lists = plan.slots.len() + 2 * plan.writes.len() + 2 * plan.packs.len() + 6 * plan.tiles.len();
+        let lists = plan.slots.len() + 2 * plan.writes.len() + 2 * plan.packs.len() + 8 * plan.tiles.len();
         let attention = 5 * plan.items.len() + 3 * plan.splits.len() + 5 * plan.runs.len();
         let passes_of = |round: &Round| 2 + round.history.len() + round.fold.len();
         let copies = 2 * plan.token_copies.len() + 2 * plan.block_copies.len() + 3 * plan.unpacks.len();
@@ -80,12 +80,18 @@ impl Names {
                 let parts = if round.fold.is_empty() {
                     let parts = self.split_parts(plan, round, t);
                     assert_eq!(parts.len() as u32, tile.splits);
+                    let history = tile.first_history..tile.first_history + tile.history_splits;
+                    for item in plan.items.iter().enumerate().filter(|(_, item)| item.tile == t) {
+                        let (at, item) = item;
+                        let is_history = round.history.iter().any(|range| range.items.contains(&(at as u32)));
+                        let split = (item.partial - tile.first_partial) / round.row_tile;
+                        assert_eq!(is_history, history.contains(&split), "a merge must know rotated sums");
+                    }
                     for (i, partial) in parts.keys().enumerate() {
                         assert_eq!(*partial, tile.first_partial + i as u32 * round.row_tile);
                     }
                     parts.into_values().collect()
                 } else {
-                    assert_eq!(tile.splits, 1);
                     self.fold_parts(plan, round, t)
                 };
                 let rows = tile.first_partial..tile.first_partial + tile.splits * round.row_tile;
@@ -146,14 +152,19 @@ impl Names {
         parts
     }
 
-    /// The parts of a tile with one partial, in the order in which they extend it, which is that of positions.
+    /// The parts of a long chunk's tile, in order of position. Where values are rotated, packed and unpacked tokens extend partial results of their own.
     fn fold_parts(&self, plan: &StepPlan, round: &Round, tile: u32) -> Vec<Vec<(u32, u64)>> {
         assert!(round.history.is_empty() && round.window.is_empty());
-        let mut parts: Vec<Vec<(u32, u64)>> = Vec::new();
+        let about = &plan.tiles[tile as usize];
+        let rows = round.row_tile * if self.g.values.rotated { 2 } else { 1 };
+        let base = about.first_partial / rows * rows;
+        let mut by_partial: [Vec<Vec<(u32, u64)>>; 2] = Default::default();
         for pass in &round.fold {
             let runs = &plan.runs[pass.runs.start as usize..pass.runs.end as usize];
             for run in runs.iter().filter(|run| run.tile == tile) {
-                assert_eq!(run.partial, plan.tiles[tile as usize].first_partial);
+                let own = usize::from(self.g.values.rotated && pass.slab.is_some());
+                assert_eq!(run.partial, base + own as u32 * round.row_tile);
+                let parts = &mut by_partial[own];
                 assert_eq!(run.fresh, parts.is_empty());
                 for split in &plan.splits[run.splits.start as usize..run.splits.end as usize] {
                     assert!(parts.last().is_none_or(|last| last[last.len() - 1].0 < split.first_position));
@@ -161,6 +172,13 @@ impl Names {
                 }
             }
         }
+        let present = by_partial.iter().filter(|parts| !parts.is_empty()).count() as u32;
+        assert_eq!(about.splits, present);
+        let history = u32::from(!by_partial[1].is_empty());
+        assert_eq!((about.first_history, about.history_splits), (history * (present - 1), history));
+        assert_eq!(about.first_partial, base + if by_partial[0].is_empty() { round.row_tile } else { 0 });
+        let mut parts = by_partial.concat();
+        parts.sort_by_key(|part| part[0].0);
         parts
     }
 
@@ -415,7 +433,9 @@ fn config() -> impl Strategy<Value = CacheConfig> {
                 .with_capacity(capacity.0);
             let base = capacity.1.map_or(base.clone(), |most| base.with_max_capacity(most));
             let page = Geometry::new(&base, 128 << 20).unwrap().layout.page_words() * 4;
-            base.with_max_slab_bytes(page * u64::from(pages))
+            let base = base.with_max_slab_bytes(page * u64::from(pages));
+            let rotated = base.values.with_rotation();
+            if max_step % 2 == 0 { base.clone().with_formats(base.keys, rotated) } else { base }
         },
     )
 }

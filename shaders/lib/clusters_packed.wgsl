@@ -1,14 +1,14 @@
 // Units of a packed page for lib/clusters.wgsl.
 
-// Row words of a lane's 16 channels.
-const KEY_LANE_WORDS: u32 = KEY_BITS / 2u;
+// Words of the low plane of a lane's 16 channels.
+const KEY_LANE_WORDS: u32 = KEY_LOW_BITS / 2u;
 
 // From the order of the channels to that of the parts.
 fn query_order(n: Parts) -> Parts {
-    if (KEY_BITS == 2u) {
+    if (KEY_LOW_BITS == 2u) {
         return permute(n.p0, n.p1, n.p2, n.p3);
     }
-    if (KEY_BITS == 4u) {
+    if (KEY_LOW_BITS == 4u) {
         let low = permute(n.p0, n.p1, n.p2, n.p3);
         let high = permute(n.p2, n.p3, n.p2, n.p3);
         return Parts(low.p0, low.p1, high.p0, high.p1);
@@ -22,11 +22,11 @@ fn channel_order(a: Parts) -> Parts {
 
 // From the order of the channels to that in which sums of values are kept.
 fn value_order(n: Parts) -> Parts {
-    if (VALUE_BITS == 2u) {
+    if (VALUE_LOW_BITS == 2u) {
         // Its own inverse.
         return natural(n, 0.0);
     }
-    if (VALUE_BITS == 4u) {
+    if (VALUE_LOW_BITS == 4u) {
         return Parts(
             vec4<f32>(n.p0.xz, n.p1.xz), vec4<f32>(n.p0.yw, n.p1.yw), vec4<f32>(n.p2.xz, n.p3.xz), vec4<f32>(n.p2.yw, n.p3.yw));
     }
@@ -56,7 +56,7 @@ fn key_words(at: u32, word: u32) -> vec4<u32> {
 }
 
 // Logits of a quad of tokens: each lane's share of the products, then their sum to the lane that owns the quad.
-fn key_quad(logits: ptr<function, Logits>, q: Rows, codes: u32, quad: u32, lane: u32) {
+fn key_quad(logits: ptr<function, Logits>, q: Rows, codes: u32, highs: u32, quad: u32, lane: u32) {
     var part: Logits;
     let at = codes + quad;
     if (KEY_BITS == 16u) {
@@ -66,16 +66,21 @@ fn key_quad(logits: ptr<function, Logits>, q: Rows, codes: u32, quad: u32, lane:
         add_rows(&part, pair_channels(PACKED_FORMAT, key_words(at, 6u), key_words(at, 7u)), q.r0.p3, q.r1.p3, q.r2.p3, q.r3.p3);
     } else {
         let k0 = key_words(at, 0u);
-        add_rows(&part, key_channels(k0), q.r0.p0, q.r1.p0, q.r2.p0, q.r3.p0);
-        if (KEY_BITS == 2u) {
-            add_rows(&part, key_channels(k0 >> vec4<u32>(2u)), q.r0.p1, q.r1.p1, q.r2.p1, q.r3.p1);
-            add_rows(&part, key_channels(k0 >> vec4<u32>(4u)), q.r0.p2, q.r1.p2, q.r2.p2, q.r3.p2);
-            add_rows(&part, key_channels(k0 >> vec4<u32>(6u)), q.r0.p3, q.r1.p3, q.r2.p3, q.r3.p3);
-        } else if (KEY_BITS == 4u) {
+        var high: vec4<u32>;
+        if (KEY_BITS > KEY_LOW_BITS) {
+            let w = slab4[highs + quad] >> vec4<u32>(16u * (lane % 2u));
+            high = vec4<u32>(spread(w.x & 0xffffu), spread(w.y & 0xffffu), spread(w.z & 0xffffu), spread(w.w & 0xffffu));
+        }
+        add_rows(&part, key_channels(key_part(k0, high, 0u)), q.r0.p0, q.r1.p0, q.r2.p0, q.r3.p0);
+        if (KEY_LOW_BITS == 2u) {
+            add_rows(&part, key_channels(key_part(k0, high, 1u)), q.r0.p1, q.r1.p1, q.r2.p1, q.r3.p1);
+            add_rows(&part, key_channels(key_part(k0, high, 2u)), q.r0.p2, q.r1.p2, q.r2.p2, q.r3.p2);
+            add_rows(&part, key_channels(key_part(k0, high, 3u)), q.r0.p3, q.r1.p3, q.r2.p3, q.r3.p3);
+        } else if (KEY_LOW_BITS == 4u) {
             let k1 = key_words(at, 1u);
-            add_rows(&part, key_channels(k0 >> vec4<u32>(4u)), q.r0.p1, q.r1.p1, q.r2.p1, q.r3.p1);
-            add_rows(&part, key_channels(k1), q.r0.p2, q.r1.p2, q.r2.p2, q.r3.p2);
-            add_rows(&part, key_channels(k1 >> vec4<u32>(4u)), q.r0.p3, q.r1.p3, q.r2.p3, q.r3.p3);
+            add_rows(&part, key_channels(key_part(k0, high, 1u)), q.r0.p1, q.r1.p1, q.r2.p1, q.r3.p1);
+            add_rows(&part, key_channels(key_part(k1, high, 0u)), q.r0.p2, q.r1.p2, q.r2.p2, q.r3.p2);
+            add_rows(&part, key_channels(key_part(k1, high, 1u)), q.r0.p3, q.r1.p3, q.r2.p3, q.r3.p3);
         } else {
             add_rows(&part, key_channels(key_words(at, 1u)), q.r0.p1, q.r1.p1, q.r2.p1, q.r3.p1);
             add_rows(&part, key_channels(key_words(at, 2u)), q.r0.p2, q.r1.p2, q.r2.p2, q.r3.p2);
@@ -107,8 +112,9 @@ fn unit_logits(split: Split, head: u32, first: u32, lane: u32, base: u32, q: Row
 
     var logits: Logits;
     let codes = block / 4u + first_quad + lane * (KEY_LANE_WORDS * GROUP / 4u);
+    let highs = block / 4u + first_quad + (KEY_LOW_WORDS + lane / 2u) * (GROUP / 4u);
     for (var quad = 0u; quad < LANES; quad++) {
-        key_quad(&logits, scaled, codes, quad, lane);
+        key_quad(&logits, scaled, codes, highs, quad, lane);
     }
     logits.r0 += bias.x;
     logits.r1 += bias.y;
@@ -133,6 +139,12 @@ fn value_words(n: Words, t: u32, lane: u32, base: u32) -> vec4<u32> {
         return vec4<u32>(select(v.xy, v.zw, lane % 2u == 1u), 0u, 0u);
     }
     return select(select(n.w3, n.w2, t == 2u), select(n.w1, n.w0, t == 0u), t < 2u);
+}
+
+// The lane's words of a row in two planes, for `value_parts`.
+fn plane_words(row: u32, lane: u32) -> vec4<u32> {
+    let high = slab[row + VALUE_LOW_WORDS + lane / 2u] >> (16u * (lane % 2u));
+    return vec4<u32>(slab[row + lane], spread(high & 0xffffu), 0u, 0u);
 }
 
 // The value parameter of the lane's channels for token `t` of the quad that lane `owner` owns.
@@ -175,6 +187,18 @@ fn value_quad(sums: ptr<function, Sums>, p: Logits, v: Words, codes: u32, quad: 
         add_channels(sums, at + VALUE_ROW_WORDS / 4u, vec4<f32>(w0.y, w1.y, w2.y, w3.y));
         add_channels(sums, at + VALUE_ROW_WORDS / 2u, vec4<f32>(w0.z, w1.z, w2.z, w3.z));
         add_channels(sums, at + 3u * VALUE_ROW_WORDS / 4u, vec4<f32>(w0.w, w1.w, w2.w, w3.w));
+        return;
+    }
+    if (VALUE_BITS > VALUE_LOW_BITS) {
+        // Rows in two planes: words of neighbouring tokens are no whole vectors.
+        let row = 4u * (codes + quad * VALUE_ROW_WORDS);
+        add_token(sums, value_param(v, 0u, group, owner), plane_words(row, lane), vec4<f32>(w0.x, w1.x, w2.x, w3.x));
+        add_token(sums, value_param(v, 1u, group, owner),
+            plane_words(row + VALUE_ROW_WORDS, lane), vec4<f32>(w0.y, w1.y, w2.y, w3.y));
+        add_token(sums, value_param(v, 2u, group, owner),
+            plane_words(row + 2u * VALUE_ROW_WORDS, lane), vec4<f32>(w0.z, w1.z, w2.z, w3.z));
+        add_token(sums, value_param(v, 3u, group, owner),
+            plane_words(row + 3u * VALUE_ROW_WORDS, lane), vec4<f32>(w0.w, w1.w, w2.w, w3.w));
         return;
     }
     let at = codes + quad * VALUE_ROW_WORDS + lane;

@@ -10,7 +10,7 @@ var<workgroup> sh_rounded: array<vec4<u32>, BLOCKS_PER_PAGE * ROWS * DOT_CHUNKS>
 
 // Scales of a chunk in the order of the codes.
 fn chunk_scales(first: u32, chunk: u32) -> Parts {
-    if (KEY_BITS == 2u) {
+    if (KEY_LOW_BITS == 2u) {
         return word_scales(first, chunk);
     }
     let low = word_scales(first, 2u * chunk);
@@ -109,7 +109,6 @@ fn add_logits(logits: ptr<function, Logits>, split: Split, head: u32, quad: u32,
     let first = head_words(split, head, token);
     let at = (first + token % GROUP) / 4u;
     let of_block = (token / GROUP) * ROWS + row;
-    let mask = vec4<u32>(KEY_BYTE_MASK);
     var sum0 = vec4<i32>();
     var sum1 = vec4<i32>();
     var sum2 = vec4<i32>();
@@ -119,19 +118,20 @@ fn add_logits(logits: ptr<function, Logits>, split: Split, head: u32, quad: u32,
         var c1: vec4<u32>;
         var c2: vec4<u32>;
         var c3: vec4<u32>;
-        if (KEY_BITS == 2u) {
+        if (KEY_LOW_BITS == 2u) {
             let words = slab4[at + chunk * (GROUP / 4u)];
-            c0 = words & mask;
-            c1 = (words >> vec4<u32>(2u)) & mask;
-            c2 = (words >> vec4<u32>(4u)) & mask;
-            c3 = (words >> vec4<u32>(6u)) & mask;
+            let bits = high_bits(at, chunk);
+            c0 = key_part(words, bits, 0u);
+            c1 = key_part(words, bits, 1u);
+            c2 = key_part(words, bits, 2u);
+            c3 = key_part(words, bits, 3u);
         } else {
             let low = slab4[at + 2u * chunk * (GROUP / 4u)];
             let high = slab4[at + (2u * chunk + 1u) * (GROUP / 4u)];
-            c0 = low & mask;
-            c1 = (low >> vec4<u32>(4u)) & mask;
-            c2 = high & mask;
-            c3 = (high >> vec4<u32>(4u)) & mask;
+            c0 = key_part(low, low, 0u);
+            c1 = key_part(low, low, 1u);
+            c2 = key_part(high, high, 0u);
+            c3 = key_part(high, high, 1u);
         }
         let q = of_block * DOT_CHUNKS + chunk;
         sum0 = chunk_dots(sum0, sh_rounded[q], c0, c1, c2, c3);

@@ -5,7 +5,7 @@
 // Invocations of a row group that share a block, and so its bias: those of its tokens, in all slices.
 const BLOCK_LANES: u32 = GROUP / 4u * KEY_SLICES;
 // Those of them that have words to add to the bias.
-const BIAS_PARTS: u32 = min(BLOCK_LANES, KEY_ROW_WORDS);
+const BIAS_PARTS: u32 = min(BLOCK_LANES, KEY_LOW_WORDS);
 
 fn lane_of(quad: u32, slice: u32) -> u32 {
     return quad % (GROUP / 4u) + slice * (GROUP / 4u);
@@ -49,7 +49,16 @@ fn key_params(first: u32, v: u32) -> vec4<u32> {
     return slab4[(first + KEY_PARAMS) / 4u + min(v, HEAD_DIM / 4u - 1u)];
 }
 
-// The channel whose code is byte `i` of part `v % KEY_PARTS` of row word `v / KEY_PARTS`.
+// Four tokens' high bits of the channels of word `word` of the low plane, `at` being vector 0 of their row words; nothing if there is one plane.
+fn high_bits(at: u32, word: u32) -> vec4<u32> {
+    if (KEY_BITS > KEY_LOW_BITS) {
+        let w = slab4[at + (KEY_LOW_WORDS + word / 2u) * (GROUP / 4u)] >> vec4<u32>(16u * (word % 2u));
+        return vec4<u32>(spread(w.x & 0xffffu), spread(w.y & 0xffffu), spread(w.z & 0xffffu), spread(w.w & 0xffffu));
+    }
+    return vec4<u32>();
+}
+
+// The channel whose code is byte `i` of part `v % KEY_PARTS` of word `v / KEY_PARTS` of the low plane.
 fn query_channel(v: u32, i: u32) -> u32 {
     return (v / KEY_PARTS) * KEY_CODES_PER_WORD + v % KEY_PARTS + KEY_PARTS * i;
 }
@@ -91,7 +100,7 @@ fn bias_part(split: Split, head: u32, quad: u32, slice: u32, row: u32) -> vec4<f
     var part: Dots;
     if (4u * quad < split.tokens) {
         let first = head_words(split, head, 4u * quad);
-        for (var word = lane_of(quad, slice); word < KEY_ROW_WORDS; word += BLOCK_LANES) {
+        for (var word = lane_of(quad, slice); word < KEY_LOW_WORDS; word += BLOCK_LANES) {
             let m = word_minima(first, word);
             let v = word * KEY_PARTS;
             add_dots(&part, row, v, m.p0);

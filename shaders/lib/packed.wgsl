@@ -3,17 +3,41 @@
 @group(0) @binding(2) var<storage, read> slab4: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> slab: array<u32>;
 
-// Codes j, j + P, j + 2P, j + 3P of a word, with P = 8 / bits: shifting by j codes brings them to the bottom of its four bytes.
-fn key_codes(word: u32) -> vec4<f32> {
-    return vec4<f32>(unpack4xU8(word & KEY_BYTE_MASK));
+// A word of the low plane holds codes j, j + P, j + 2P, j + 3P with P = 8 / its width at the bottom of its four bytes once it is shifted by j codes: part j.
+// A word of a plane of single bits holds 32 codes. `spread` puts the bits of 16 channels where part j finds those of its codes, once shifted by j.
+fn spread(bits: u32) -> u32 {
+    let pairs = (bits | (bits << 8u)) & 0x00ff00ffu;
+    return (pairs | (pairs << 4u)) & 0x0f0f0f0fu;
+}
+
+fn key_part(low: vec4<u32>, high: vec4<u32>, part: u32) -> vec4<u32> {
+    let codes = (low >> vec4<u32>(part * KEY_LOW_BITS)) & vec4<u32>(KEY_BYTE_MASK);
+    if (KEY_BITS > KEY_LOW_BITS) {
+        return codes | (((high >> vec4<u32>(part)) & vec4<u32>(0x01010101u)) << vec4<u32>(KEY_LOW_BITS));
+    }
+    return codes;
+}
+
+fn key_codes(codes: u32) -> vec4<f32> {
+    return vec4<f32>(unpack4xU8(codes));
 }
 
 fn value_codes(word: u32) -> vec4<f32> {
     return vec4<f32>(unpack4xU8(word & VALUE_BYTE_MASK));
 }
 
-// 16 codes of one token's value from the words that hold them, one vector per part.
+// Part `part` of 16 codes in two planes.
+fn value_plane_codes(low: u32, high: u32, part: u32) -> vec4<f32> {
+    let codes = (low >> (part * VALUE_LOW_BITS)) & VALUE_BYTE_MASK;
+    return vec4<f32>(unpack4xU8(codes | (((high >> part) & 0x01010101u) << VALUE_LOW_BITS)));
+}
+
+// 16 codes of one token's value from the words that hold them, one vector per part; of codes in two planes the second word is `spread`.
 fn value_parts(w: vec4<u32>) -> Parts {
+    if (VALUE_BITS > VALUE_LOW_BITS) {
+        return Parts(
+            value_plane_codes(w.x, w.y, 0u), value_plane_codes(w.x, w.y, 1u), value_plane_codes(w.x, w.y, 2u), value_plane_codes(w.x, w.y, 3u));
+    }
     if (VALUE_BITS == 2u) {
         return Parts(value_codes(w.x), value_codes(w.x >> 2u), value_codes(w.x >> 4u), value_codes(w.x >> 6u));
     }
@@ -23,12 +47,12 @@ fn value_parts(w: vec4<u32>) -> Parts {
     return Parts(value_codes(w.x), value_codes(w.y), value_codes(w.z), value_codes(w.w));
 }
 
-// A part of four channels of four tokens, whose words are shifted so that its codes are at the bottom of their bytes: a channel per vector.
-fn key_channels(words: vec4<u32>) -> Parts {
-    let c0 = key_codes(words.x);
-    let c1 = key_codes(words.y);
-    let c2 = key_codes(words.z);
-    let c3 = key_codes(words.w);
+// A part (`key_part`) of four channels of four tokens: a channel per vector.
+fn key_channels(codes: vec4<u32>) -> Parts {
+    let c0 = key_codes(codes.x);
+    let c1 = key_codes(codes.y);
+    let c2 = key_codes(codes.z);
+    let c3 = key_codes(codes.w);
     return Parts(
         vec4<f32>(c0.x, c1.x, c2.x, c3.x),
         vec4<f32>(c0.y, c1.y, c2.y, c3.y),
@@ -61,7 +85,7 @@ fn minima(p: vec4<u32>) -> vec4<f32> {
 }
 
 fn permute(n0: vec4<f32>, n1: vec4<f32>, n2: vec4<f32>, n3: vec4<f32>) -> Parts {
-    if (KEY_BITS == 2u) {
+    if (KEY_LOW_BITS == 2u) {
         return Parts(
             vec4<f32>(n0.x, n1.x, n2.x, n3.x),
             vec4<f32>(n0.y, n1.y, n2.y, n3.y),
@@ -69,7 +93,7 @@ fn permute(n0: vec4<f32>, n1: vec4<f32>, n2: vec4<f32>, n3: vec4<f32>) -> Parts 
             vec4<f32>(n0.w, n1.w, n2.w, n3.w),
         );
     }
-    if (KEY_BITS == 4u) {
+    if (KEY_LOW_BITS == 4u) {
         return Parts(vec4<f32>(n0.xz, n1.xz), vec4<f32>(n0.yw, n1.yw), vec4<f32>(), vec4<f32>());
     }
     return Parts(n0, vec4<f32>(), vec4<f32>(), vec4<f32>());
@@ -78,7 +102,7 @@ fn permute(n0: vec4<f32>, n1: vec4<f32>, n2: vec4<f32>, n3: vec4<f32>) -> Parts 
 // Back from the order of the parts to that of the channels, plus the minima's sum.
 fn natural(a: Parts, zero: f32) -> Parts {
     let z = vec4<f32>(zero);
-    if (VALUE_BITS == 2u) {
+    if (VALUE_LOW_BITS == 2u) {
         return Parts(
             vec4<f32>(a.p0.x, a.p1.x, a.p2.x, a.p3.x) + z,
             vec4<f32>(a.p0.y, a.p1.y, a.p2.y, a.p3.y) + z,
@@ -86,7 +110,7 @@ fn natural(a: Parts, zero: f32) -> Parts {
             vec4<f32>(a.p0.w, a.p1.w, a.p2.w, a.p3.w) + z,
         );
     }
-    if (VALUE_BITS == 4u) {
+    if (VALUE_LOW_BITS == 4u) {
         return Parts(
             vec4<f32>(a.p0.x, a.p1.x, a.p0.y, a.p1.y) + z,
             vec4<f32>(a.p0.z, a.p1.z, a.p0.w, a.p1.w) + z,

@@ -72,7 +72,7 @@ fn rounded_min(low: f32, scale: f32, fallback: u32) -> u32 {
 }
 
 // The (scale, min) word of a group, from the order keys of its smallest and largest value.
-fn group_param(bits: u32, min_key: u32, max_key: u32) -> u32 {
+fn group_param(bits: u32, zero_point_rounded: bool, min_key: u32, max_key: u32) -> u32 {
     let min16 = floor_to_f16(key_to_bits(min_key));
     let low = storable_to_f32(min16);
     let range = bitcast<u32>(bitcast<f32>(key_to_bits(max_key)) - low);
@@ -94,7 +94,7 @@ fn group_param(bits: u32, min_key: u32, max_key: u32) -> u32 {
         }
     }
     var stored = min16;
-    if (ZERO_POINT_ROUNDED) {
+    if (zero_point_rounded) {
         stored = rounded_min(low, storable_to_f32(hi), min16);
     }
     return hi | (stored << 16u);
@@ -116,4 +116,21 @@ fn code_of(bits: u32, param: u32, x: u32) -> u32 {
         }
     }
     return code;
+}
+
+// What a row word holds: `codes` codes from `channel` on, of each the bits from `code_shift` on that `mask` covers, `width` bits apart.
+struct PlaneWord {
+    channel: u32,
+    codes: u32,
+    code_shift: u32,
+    mask: u32,
+    width: u32,
+}
+
+// Row word `word` of codes whose low bits are in a plane of `low_words` words, and of which a bit that remains is in the plane behind it.
+fn plane_word(bits: u32, low_bits: u32, low_words: u32, word: u32) -> PlaneWord {
+    if (word < low_words) {
+        return PlaneWord(word * (32u / low_bits), 32u / low_bits, 0u, (1u << low_bits) - 1u, low_bits);
+    }
+    return PlaneWord((word - low_words) * 32u, 32u, low_bits, 1u, 1u);
 }

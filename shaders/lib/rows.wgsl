@@ -43,7 +43,7 @@ struct Run {
 }
 
 fn read_run(item: u32) -> Run {
-    let at = params.first + 5u * item;
+    let at = params.first + ITEM_WORDS * item;
     if (FOLD) {
         return Run(plan[at], plan[at + 1u], plan[at + 2u], plan[at + 3u], plan[at + 4u]);
     }
@@ -51,7 +51,7 @@ fn read_run(item: u32) -> Run {
 }
 
 fn run_split(run: Run, i: u32) -> Split {
-    let at = run.first + 3u * i;
+    let at = run.first + SPLIT_WORDS * i;
     return Split(plan[at], plan[at + 1u], plan[at + 2u]);
 }
 
@@ -80,7 +80,7 @@ fn sixteen_channels(format: u32, low: vec4<u32>, high: vec4<u32>) -> Parts {
 }
 
 fn read_tile(tile: u32) -> Tile {
-    let at = params.tiles + 6u * tile;
+    let at = params.tiles + TILE_WORDS * tile;
     return Tile(plan[at], plan[at + 1u], plan[at + 2u], plan[at + 3u]);
 }
 

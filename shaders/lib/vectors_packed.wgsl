@@ -7,6 +7,12 @@ fn four_codes(word: u32, v: u32, bits: u32) -> vec4<f32> {
     return vec4<f32>(codes);
 }
 
+// The high bits of the same channels, from the word that holds them.
+fn four_high_bits(word: u32, v: u32, low_bits: u32) -> vec4<f32> {
+    let bits = (vec4<u32>(word) >> (vec4<u32>(0u, 1u, 2u, 3u) + (4u * v) % 32u)) & vec4<u32>(1u);
+    return vec4<f32>(bits << vec4<u32>(low_bits));
+}
+
 fn key_vector(split: Split, head: u32, token: u32, v: u32) -> vec4<f32> {
     let first = head_words(split, head, token);
     let in_block = token % GROUP;
@@ -15,9 +21,13 @@ fn key_vector(split: Split, head: u32, token: u32, v: u32) -> vec4<f32> {
         return vec4<f32>(
             pair(f, slab[first + 2u * v * GROUP + in_block]), pair(f, slab[first + (2u * v + 1u) * GROUP + in_block]));
     }
-    let word = slab[first + (4u * KEY_BITS * v / 32u) * GROUP + in_block];
+    let word = slab[first + (4u * KEY_LOW_BITS * v / 32u) * GROUP + in_block];
+    var codes = four_codes(word, v, KEY_LOW_BITS);
+    if (KEY_BITS > KEY_LOW_BITS) {
+        codes += four_high_bits(slab[first + (KEY_LOW_WORDS + v / 8u) * GROUP + in_block], v, KEY_LOW_BITS);
+    }
     let p = slab4[(first + KEY_PARAMS) / 4u + v];
-    return fma(four_codes(word, v, KEY_BITS), scales(p), minima(p));
+    return fma(codes, scales(p), minima(p));
 }
 
 fn value_vector(split: Split, head: u32, token: u32, v: u32) -> vec4<f32> {
@@ -29,5 +39,9 @@ fn value_vector(split: Split, head: u32, token: u32, v: u32) -> vec4<f32> {
         return vec4<f32>(pair(f, slab[row + 2u * v]), pair(f, slab[row + 2u * v + 1u]));
     }
     let param = unpack2x16float(slab[first + VALUE_PARAMS + in_block * VALUE_GROUPS + 4u * v / VALUE_GROUP]);
-    return fma(four_codes(slab[row + 4u * VALUE_BITS * v / 32u], v, VALUE_BITS), vec4<f32>(param.x), vec4<f32>(param.y));
+    var codes = four_codes(slab[row + 4u * VALUE_LOW_BITS * v / 32u], v, VALUE_LOW_BITS);
+    if (VALUE_BITS > VALUE_LOW_BITS) {
+        codes += four_high_bits(slab[row + VALUE_LOW_WORDS + v / 8u], v, VALUE_LOW_BITS);
+    }
+    return fma(codes, vec4<f32>(param.x), vec4<f32>(param.y));
 }

@@ -6,6 +6,8 @@
 pub enum Bits {
     /// 4 levels.
     Two,
+    /// 8 levels, in planes of the two low bits and the high bit.
+    Three,
     /// 16 levels.
     Four,
     /// 256 levels.
@@ -30,14 +32,15 @@ pub struct CodePart {
 
 impl Bits {
     /// All widths.
-    pub const ALL: [Bits; 4] = [Bits::Two, Bits::Four, Bits::Eight, Bits::Sixteen];
+    pub const ALL: [Bits; 5] = [Bits::Two, Bits::Three, Bits::Four, Bits::Eight, Bits::Sixteen];
     /// The widths of codes.
-    pub const QUANTIZED: [Bits; 3] = [Bits::Two, Bits::Four, Bits::Eight];
+    pub const QUANTIZED: [Bits; 4] = [Bits::Two, Bits::Three, Bits::Four, Bits::Eight];
 
     /// The width in bits.
     pub const fn get(self) -> u32 {
         match self {
             Bits::Two => 2,
+            Bits::Three => 3,
             Bits::Four => 4,
             Bits::Eight => 8,
             Bits::Sixteen => 16,
@@ -63,10 +66,21 @@ impl Bits {
     pub const fn planes(self) -> &'static [u32] {
         match self {
             Bits::Two => &[2],
+            Bits::Three => &[2, 1],
             Bits::Four => &[4],
             Bits::Eight => &[8],
             Bits::Sixteen => &[16],
         }
+    }
+
+    /// Width of the plane of the lowest code bits.
+    pub const fn low_bits(self) -> u32 {
+        self.planes()[0]
+    }
+
+    /// Words of that plane of one row.
+    pub fn low_words(self, head_dim: u32) -> u32 {
+        (head_dim * self.low_bits()).div_ceil(32)
     }
 
     /// Words of one row of `head_dim` codes.

@@ -6,12 +6,21 @@ mod bytes;
 mod entry;
 mod layout;
 mod quantizer;
+mod rotation;
+mod tensor;
 
 pub use bits::{Bits, CodePart};
 pub use bytes::{CacheBytes, cache_bytes};
 pub use entry::{Dtype, bf16_to_f32, enter, f16_to_f32, floor_to_f16, round_to, widen};
 pub use layout::BlockLayout;
-pub use quantizer::{Param, ZeroPoint, code, dequantize, order_key, param};
+pub use quantizer::{
+    CLIP_LEAST_EXPONENT, CLIP_STEP, CLIP_STEPS, Param, ZeroPoint, clipped_param, code, dequantize, order_key,
+    param,
+};
+pub use rotation::{
+    inverse_rotation_scale, rotate, rotation_scale, rotation_size, unrotate, unrotate_exactly,
+};
+pub use tensor::TensorFormat;
 
 /// Tokens per page: the unit of allocation, of sharing and of attention splits.
 pub const PAGE_TOKENS: u32 = 256;

@@ -82,6 +82,41 @@ pub fn param(bits: Bits, rule: ZeroPoint, min: f32, max: f32) -> Param {
     Param { scale: scale16, min: min16 }
 }
 
+/// Positions of each end of a group's range that clipping tries.
+pub const CLIP_STEPS: u32 = 6;
+/// Distance of two positions, in ranges: ends move up to a fifth of the range towards the middle, by products that are exact in f32.
+pub const CLIP_STEP: f32 = 5.0 / 128.0;
+/// Groups whose range is below two to this power are not clipped.
+pub const CLIP_LEAST_EXPONENT: i32 = -60;
+
+/// Parameters of a group by the clipping rule: of all pairs of ends, each moved up to [`CLIP_STEPS`] − 1 steps towards the middle, those of the smallest sum
+/// of squared errors, the first if there are several. Errors are integers in units of 2⁻¹² of the range or so, at most 2047 each.
+pub fn clipped_param(bits: Bits, rule: ZeroPoint, group: &[f32]) -> Param {
+    let min = group.iter().copied().fold(f32::INFINITY, f32::min);
+    let max = group.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let range = max - min;
+    let exponent = (range.to_bits() >> 23) as i32 - 127;
+    if exponent < CLIP_LEAST_EXPONENT {
+        return param(bits, rule, min, max);
+    }
+    let coarse = f32::from_bits(range.to_bits() & 0xffff_0000) * CLIP_STEP;
+    let unit = f32::from_bits(((127 + 12 - exponent) as u32) << 23);
+    let error = |p: Param| -> u32 {
+        let square = |&x: &f32| {
+            let above = ((x - f16_to_f32(p.min)) * unit).clamp(-1_048_576.0, 1_048_576.0);
+            let level = (code(bits, p, x) as f32 * f16_to_f32(p.scale) * unit).min(1_048_576.0);
+            (above as i32 - level as i32).unsigned_abs().min(2047).pow(2)
+        };
+        group.iter().map(square).sum()
+    };
+    let candidate = |n: u32| {
+        let (i, j) = ((n / CLIP_STEPS) as f32, (n % CLIP_STEPS) as f32);
+        param(bits, rule, min + i * coarse, max - j * coarse)
+    };
+    let tried = (0..CLIP_STEPS * CLIP_STEPS).map(candidate);
+    tried.min_by_key(|p| error(*p)).unwrap_or(param(bits, rule, min, max))
+}
+
 /// The stored minimum of the textbook rule, or `None` where the group must use the other rule.
 fn rounded_min(low: f32, scale: f32) -> Option<u16> {
     // z is the largest integer with (2z − 1)·scale ≤ −2·low; both sides are exact for |z| ≤ 4096.

@@ -1,6 +1,6 @@
 //! How attention is cut into tiles, and what a step needs at most: its partial results and its plan.
 
-use super::{Geometry, PLAN_PARAMS_STRIDE, UPLOADS};
+use super::{Geometry, ITEM_WORDS, PLAN_PARAMS_STRIDE, SPLIT_WORDS, TILE_WORDS, UPLOADS};
 use crate::format::PAGE_TOKENS;
 
 /// Rows (query, head) of one attention workgroup, at most.
@@ -38,6 +38,11 @@ impl Geometry {
     /// Rows per attention workgroup of a chunk that [folds](Self::folds).
     pub fn fold_tile(&self) -> u32 {
         self.tile_within(MAX_FOLD_TILE, MAX_FOLD_ELEMENTS)
+    }
+
+    /// Partial results of a row of a long chunk: one, or one of packed and one of unpacked tokens if values are rotated.
+    pub(crate) fn fold_partials(&self) -> u32 {
+        if self.values.rotated { 2 } else { 1 }
     }
 
     /// Rows (query, head) per attention workgroup for a sequence with `queries` queries in a step.
@@ -113,7 +118,7 @@ impl Geometry {
     pub(super) fn attention_cells_at_most(&self) -> u64 {
         let tile = self.split_tiles().last().map_or(1, |tile| *tile);
         let rows = u64::from(self.split_tiles_at_most() * tile) * self.all_splits_at_most();
-        let fold_rows = self.fold_tiles_at_most() * u64::from(self.fold_tile());
+        let fold_rows = self.fold_tiles_at_most() * u64::from(self.fold_partials() * self.fold_tile());
         rows.max(fold_rows) * u64::from(self.layout.kv_heads)
     }
 
@@ -152,11 +157,11 @@ impl Geometry {
         let segments = pieces + 2;
         let all_pieces = self.all_pages_at_most();
         let passes_per_round = if slabs > 1 { all_pieces + 2 * self.folding_at_most() } else { segments + 2 };
-        let fits = u64::from((self.scratch_cells / self.fold_tile()).max(1));
+        let fits = u64::from((self.scratch_cells / (self.fold_partials() * self.fold_tile())).max(1));
         let fold_rounds = 2 * (fold_tiles * u64::from(self.layout.kv_heads)).div_ceil(fits) + 1;
         let fold_passes = if fold_tiles == 0 { 0 } else { classes * fold_rounds * (passes_per_round + 1) };
         // A step may have to copy a page of each sequence that packs, a reorder one of each sequence.
-        let passes = 2 + rounds * (slabs + 2) + 2 * slabs + fold_passes + sequences;
+        let passes = 3 + rounds * (slabs + 2) + 2 * slabs + fold_passes + sequences;
         let items = classes * u64::from(self.split_tiles_at_most()) * self.all_splits_at_most();
         let splits = if fold_tiles == 0 { 0 } else { classes * self.all_splits_at_most() };
         let runs = classes * fold_tiles * segments;
@@ -167,10 +172,10 @@ impl Geometry {
             + attended
             + 2 * batch
             + 2 * packed.div_ceil(group)
-            + 6 * tiles
-            + 5 * items
-            + 3 * splits
-            + 5 * runs
+            + u64::from(TILE_WORDS) * tiles
+            + u64::from(ITEM_WORDS) * items
+            + u64::from(SPLIT_WORDS) * splits
+            + u64::from(ITEM_WORDS) * runs
             + 2 * sequences * u64::from(self.layout.blocks_per_page() - 1);
         // The others: a reorder copies the unpacked tokens of all sequences but one, a truncation unpacks less than a group.
         let copied = 2 * sequences * u64::from(self.sinks + self.held_tokens());

@@ -5,7 +5,7 @@ mod pool;
 
 use crate::config::{CacheConfig, LayerAttention, Mask};
 use crate::error::Error;
-use crate::format::{BlockLayout, Dtype, ZeroPoint};
+use crate::format::{BlockLayout, Dtype, TensorFormat};
 
 /// Largest length of a sequence: positions stay exact in a signed 32-bit integer.
 pub(crate) const MAX_TOKENS: u32 = 1 << 30;
@@ -14,6 +14,11 @@ const MAX_SHADER_BYTES: u64 = i32::MAX as u64 & !15;
 
 /// Distance in bytes of two passes' parameters in a plan buffer: the largest uniform offset alignment that WebGPU allows a device.
 pub(crate) const PLAN_PARAMS_STRIDE: u32 = 256;
+
+/// Words of a tile, of an attention item or run, and of a split in a plan buffer.
+pub(crate) const TILE_WORDS: u32 = 8;
+pub(crate) const ITEM_WORDS: u32 = 5;
+pub(crate) const SPLIT_WORDS: u32 = 3;
 
 /// Upload buffers that a cache always has.
 pub(crate) const UPLOADS: u64 = 3;
@@ -32,8 +37,10 @@ pub struct Geometry {
     pub heads_per_group: u32,
     /// The packed block.
     pub layout: BlockLayout,
-    /// How minima are stored.
-    pub zero_point: ZeroPoint,
+    /// How keys are packed.
+    pub keys: TensorFormat,
+    /// How values are packed.
+    pub values: TensorFormat,
     /// W.
     pub window: u32,
     /// S.
@@ -135,6 +142,12 @@ impl Geometry {
         )?;
         let value_head_dim = c.value_head_dim.unwrap_or(c.head_dim);
         check(value_head_dim == c.head_dim, "value_head_dim", value_head_dim, "head_dim, or None")?;
+        for (name, rotated) in [
+            ("keys.rotated", c.keys.rotated),
+            ("values.rotated with 16 bits", c.values.rotated && !c.values.bits.is_quantized()),
+        ] {
+            check(!rotated, name, 1, "rotation for quantized values only")?;
+        }
         let row = c.kv_heads * c.head_dim;
         check(row <= 1 << 20, "kv_heads * head_dim", row, "at most 1048576")?;
         let is_group = |g: u32| [16, 32, 64, 128].contains(&g);
@@ -180,8 +193,8 @@ impl Geometry {
             group: c.group_size,
             // A group wider than the row is the whole row: say so in one way only.
             value_group: value_group.min(c.head_dim),
-            key_bits: c.key_bits,
-            value_bits: c.value_bits,
+            key_bits: c.keys.bits,
+            value_bits: c.values.bits,
         };
         let held = c.residual_window + c.group_size - 1;
         let ring_tokens = held + c.max_step.min(held);
@@ -212,7 +225,8 @@ impl Geometry {
             query_heads: c.query_heads,
             heads_per_group,
             layout,
-            zero_point: c.zero_point,
+            keys: c.keys,
+            values: c.values,
             window: c.residual_window,
             sinks: c.sink_tokens,
             window_format: c.window_format,

@@ -75,7 +75,8 @@ impl Geometry {
         // One row tile of one head over the longest sequence is the least; a step never needs more than all its rows.
         let cell = g.partial_bytes();
         let tile = g.split_tiles().last().map_or(1, |tile| *tile);
-        let least = (u64::from(tile) * u64::from(g.splits_at_most())).max(u64::from(g.fold_tile()));
+        let least = (u64::from(tile) * u64::from(g.splits_at_most()))
+            .max(u64::from(g.fold_partials() * g.fold_tile()));
         if least * cell > g.max_binding {
             return Err(Error::LimitTooLow {
                 limit: "max_storage_buffer_binding_size",

@@ -3,7 +3,7 @@
 use super::shaders::{Pass, ShaderSource, lane_order};
 use super::variant::Variant;
 use crate::config::{CacheConfig, LayerAttention};
-use crate::format::{Bits, Dtype, ZeroPoint};
+use crate::format::{Bits, Dtype, TensorFormat, ZeroPoint};
 use crate::geometry::Geometry;
 
 /// Every trait of a head_dim that shaders tell apart: see `traits` below.
@@ -84,6 +84,16 @@ fn configurations() -> Vec<(String, CacheConfig)> {
                     other(&format!("{format:?}"), base(head_dim, 4).with_window_format(format));
                 }
                 other("rounded", base(head_dim, 4).with_zero_point(ZeroPoint::Rounded));
+                if keys.is_quantized() {
+                    let clipped = TensorFormat::new(keys).with_clipping();
+                    other("clipped", base(head_dim, 4).with_formats(clipped, clipped));
+                    let rotated = TensorFormat::new(values).with_rotation();
+                    other("rotated", base(head_dim, 4).with_formats(clipped, rotated));
+                    other(
+                        "rotated-clipped",
+                        base(head_dim, 4).with_formats(clipped, rotated.with_clipping()),
+                    );
+                }
                 let capped = LayerAttention { soft_cap: Some(50.0), ..Default::default() };
                 other("capped", base(head_dim, 4).with_layer_attention(vec![capped]));
             }
@@ -138,7 +148,8 @@ mod tests {
                 for variant in Variant::ALL {
                     let wanted = |e: &CatalogEntry| e.variant == variant && e.name.contains(&pair);
                     // Integer dot products have codes to multiply.
-                    let needed = variant != Variant::IntegerDot || [Bits::Two, Bits::Four].contains(&keys);
+                    let needed = variant != Variant::IntegerDot
+                        || [Bits::Two, Bits::Three, Bits::Four].contains(&keys);
                     assert_eq!(entries.iter().any(wanted), needed, "{variant:?} {pair}");
                 }
             }

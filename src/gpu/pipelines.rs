@@ -115,7 +115,7 @@ impl Pipelines {
             }
             Pass::Merge(_) => &self.merge,
             Pass::CopyTokens | Pass::CopyBlocks => &self.in_place,
-            Pass::CopyBlocksAcross | Pass::Unpack => &self.across,
+            Pass::CopyBlocksAcross | Pass::Unpack | Pass::UnpackRotated => &self.across,
         };
         let source = pass.source(g, self.variant);
         let scopes =

@@ -5,8 +5,11 @@ use super::shapes::{
     AttendShape, CLUSTER_WORKGROUP, FoldShape, Source, by_dots, cluster_rows, items_at_most,
 };
 use super::variant::{Variant, lanes};
-use crate::format::{Bits, Dtype, ZeroPoint};
-use crate::geometry::Geometry;
+use crate::format::{
+    Bits, CLIP_LEAST_EXPONENT, CLIP_STEP, CLIP_STEPS, Dtype, ZeroPoint, inverse_rotation_scale,
+    rotation_scale, rotation_size,
+};
+use crate::geometry::{Geometry, ITEM_WORDS, SPLIT_WORDS, TILE_WORDS};
 use crate::plan::Slot;
 use std::fmt::Write;
 
@@ -43,6 +46,8 @@ pub enum Pass {
     CopyBlocksAcross,
     /// Packed tokens return to the window.
     Unpack,
+    /// The same for values that are rotated.
+    UnpackRotated,
 }
 
 impl Pass {
@@ -50,6 +55,9 @@ impl Pass {
     pub fn all(g: &Geometry) -> Vec<Pass> {
         let mut passes = vec![Pass::Append, Pass::PackKeys, Pass::PackValues];
         passes.extend([Pass::CopyTokens, Pass::CopyBlocks, Pass::CopyBlocksAcross, Pass::Unpack]);
+        if g.values.rotated {
+            passes.push(Pass::UnpackRotated);
+        }
         for rows in g.split_tiles() {
             passes.extend([Pass::AttendHistory(rows), Pass::AttendWindow(rows), Pass::Merge(rows)]);
         }
@@ -74,6 +82,7 @@ impl Pass {
             Pass::CopyBlocks => "copy_blocks",
             Pass::CopyBlocksAcross => "copy_blocks_across",
             Pass::Unpack => "unpack",
+            Pass::UnpackRotated => "unpack_rotated",
         }
     }
 
@@ -85,8 +94,18 @@ impl Pass {
         let mut pieces = pieces!["lib/step.wgsl", "lib/element.wgsl"];
         pieces.extend(match self {
             Pass::Append => pieces!["append.wgsl"],
-            Pass::PackKeys => pieces!["lib/tokens.wgsl", "lib/quantizer.wgsl", "pack_keys.wgsl"],
-            Pass::PackValues => pieces!["lib/tokens.wgsl", "lib/quantizer.wgsl", "pack_values.wgsl"],
+            Pass::PackKeys => {
+                pieces!["lib/tokens.wgsl", "lib/quantizer.wgsl", "lib/groups.wgsl", "pack_keys.wgsl"]
+            }
+            Pass::PackValues => {
+                let mut pieces = pieces!["lib/tokens.wgsl", "lib/quantizer.wgsl", "lib/groups.wgsl"];
+                pieces.extend(match g.values.rotated {
+                    true => pieces!["lib/rotation.wgsl", "lib/rows_rotated.wgsl"],
+                    false => pieces!["lib/rows_plain.wgsl"],
+                });
+                pieces.extend(pieces!["pack_values.wgsl"]);
+                pieces
+            }
             Pass::AttendHistory(_) | Pass::FoldHistory if variant == Variant::Subgroups => {
                 let mut pieces = pieces![
                     "lib/rows.wgsl",
@@ -156,7 +175,13 @@ impl Pass {
             Pass::CopyTokens => pieces!["copy_tokens.wgsl"],
             Pass::CopyBlocks => pieces!["copy_blocks.wgsl"],
             Pass::CopyBlocksAcross => pieces!["copy_blocks_across.wgsl"],
-            Pass::Unpack => pieces!["lib/quantizer.wgsl", "unpack.wgsl"],
+            Pass::Unpack => pieces!["lib/quantizer.wgsl", "lib/elements_packed.wgsl", "unpack.wgsl"],
+            Pass::UnpackRotated => pieces![
+                "lib/quantizer.wgsl",
+                "lib/elements_packed.wgsl",
+                "lib/rotation.wgsl",
+                "unpack_rotated.wgsl"
+            ],
         });
         pieces
     }
@@ -238,6 +263,9 @@ fn prelude(pass: Pass, g: &Geometry, variant: Variant) -> String {
         let _ = writeln!(text, "const {name}: u32 = {value}u;");
     };
     u("MAX_GROUPS", MAX_GROUPS);
+    u("TILE_WORDS", TILE_WORDS);
+    u("ITEM_WORDS", ITEM_WORDS);
+    u("SPLIT_WORDS", SPLIT_WORDS);
     u("HEAD_DIM", l.head_dim);
     u("KV_HEADS", l.kv_heads);
     u("HEADS_PER_GROUP", g.heads_per_group);
@@ -257,20 +285,24 @@ fn prelude(pass: Pass, g: &Geometry, variant: Variant) -> String {
     u("BLOCKS_PER_PAGE", l.blocks_per_page());
     u("HEAD_WORDS", l.head_words());
     u("KEY_BITS", l.key_bits.get());
-    u("KEY_CODES_PER_WORD", 32 / l.key_bits.get());
-    u("KEY_PARTS", 8 / l.key_bits.get());
+    // Of the plane of the low bits; a width that is not a power of two has a high bit in another plane.
+    u("KEY_LOW_BITS", l.key_bits.low_bits());
+    u("KEY_LOW_WORDS", l.key_bits.low_words(l.head_dim));
+    u("KEY_CODES_PER_WORD", 32 / l.key_bits.low_bits());
+    u("KEY_PARTS", 8 / l.key_bits.low_bits());
     u("KEY_BYTE_MASK", byte_mask(l.key_bits));
     u("KEY_ROW_WORDS", l.key_row_words());
     u("KEY_PARAMS", l.key_param(0));
     u("VALUE_BITS", l.value_bits.get());
-    u("VALUE_CODES_PER_WORD", 32 / l.value_bits.get());
+    u("VALUE_LOW_BITS", l.value_bits.low_bits());
+    u("VALUE_LOW_WORDS", l.value_bits.low_words(l.head_dim));
+    u("VALUE_CODES_PER_WORD", 32 / l.value_bits.low_bits());
     u("VALUE_BYTE_MASK", byte_mask(l.value_bits));
     u("VALUE_ROW_WORDS", l.value_row_words());
     u("VALUE_GROUP", l.value_group);
     // At least one of each, since shaders divide by the one and size an array by the other.
     let value_groups = l.value_groups().max(1);
     u("VALUE_GROUPS", value_groups);
-    u("VALUE_PARAM_COUNT", l.group * value_groups);
     u("VALUE_CODES", l.value_code(0, 0));
     u("VALUE_PARAMS", l.value_param(0, 0));
     u("PARTIAL_VECS", (g.partial_bytes() / 16) as u32);
@@ -327,18 +359,42 @@ fn prelude(pass: Pass, g: &Geometry, variant: Variant) -> String {
             u("SH_VECS", shape.sh_vecs);
         }
         Pass::CopyBlocks | Pass::CopyBlocksAcross => u("COPY_WORDS", COPY_WORDS),
-        Pass::Append | Pass::PackKeys | Pass::PackValues | Pass::CopyTokens | Pass::Unpack => {}
+        Pass::PackKeys | Pass::PackValues => {
+            let keys = pass == Pass::PackKeys;
+            u("PACK_BITS", if keys { l.key_bits } else { l.value_bits }.get());
+            // Tokens whose values are packed at a time: of their parameters, workgroup memory holds a thousand.
+            let mut tokens = l.group.min(1 << (1024 / value_groups).ilog2());
+            if g.values.rotated {
+                tokens = tokens.min(1 << (2048 / l.head_dim).ilog2());
+            }
+            u("PACK_TOKENS", tokens);
+            u("ROTATED_ROWS", tokens);
+            u("ROTATION_WORKGROUP", 128);
+            u("PACK_GROUPS", if keys { l.head_dim } else { tokens * value_groups });
+            u("CLIP_STEPS", CLIP_STEPS);
+        }
+        Pass::Append | Pass::CopyTokens | Pass::Unpack | Pass::UnpackRotated => {}
     }
     let fold = matches!(pass, Pass::FoldHistory | Pass::FoldWindow);
     let scale = (f64::from(g.softmax_scale) * std::f64::consts::LOG2_E) as f32;
     let _ = writeln!(text, "const FOLD: bool = {fold};");
+    let _ = writeln!(text, "const VALUES_ROTATED: bool = {};", g.values.rotated);
+    let _ = writeln!(text, "const ROTATION_SIZE: u32 = {}u;", rotation_size(l.head_dim));
+    let _ = writeln!(text, "const ROTATION_SCALE: f32 = {:?};", rotation_scale(l.head_dim));
+    let _ = writeln!(text, "const UNROTATION_SCALE: f32 = {:?};", inverse_rotation_scale(l.head_dim));
     let _ = writeln!(text, "const SOFT_CAPS: bool = {};", g.has_soft_caps());
     let _ = writeln!(text, "const LOGIT_SCALE: f32 = {scale:e};");
-    let _ = writeln!(text, "const ZERO_POINT_ROUNDED: bool = {};", g.zero_point == ZeroPoint::Rounded);
+    if matches!(pass, Pass::PackKeys | Pass::PackValues) {
+        let format = if pass == Pass::PackKeys { g.keys } else { g.values };
+        let _ = writeln!(text, "const PACK_ROUNDED: bool = {};", format.zero_point == ZeroPoint::Rounded);
+        let _ = writeln!(text, "const CLIPPING: bool = {};", format.clipping);
+        let _ = writeln!(text, "const CLIP_STEP: f32 = {CLIP_STEP:?};");
+        let _ = writeln!(text, "const CLIP_LEAST_EXPONENT: i32 = {CLIP_LEAST_EXPONENT};");
+    }
     text
 }
 
-/// The low code of each byte.
+/// The lowest code of each byte of the plane of low bits.
 fn byte_mask(bits: Bits) -> u32 {
-    if bits.is_quantized() { bits.max_code() * 0x0101_0101 } else { 0 }
+    if bits.is_quantized() { ((1 << bits.low_bits()) - 1) * 0x0101_0101 } else { 0 }
 }

@@ -196,7 +196,7 @@ impl KvCache {
                 Pass::CopyTokens => Some(&buffers.copy_tokens),
                 Pass::CopyBlocks => slab().map(|s| &s.copy),
                 Pass::CopyBlocksAcross => buffers.across(dispatch.source, dispatch.slab),
-                Pass::Unpack => slab().map(|s| &s.unpack),
+                Pass::Unpack | Pass::UnpackRotated => slab().map(|s| &s.unpack),
             };
             let host = binding.and_then(|binding| match dispatch.pass {
                 Pass::Append => binding.append.as_ref(),

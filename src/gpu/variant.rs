@@ -51,8 +51,8 @@ impl Variant {
             Variant::Subgroups if l.group < l.head_dim / 4 => Err("group_size >= head_dim / 4"),
             Variant::Subgroups if l.value_groups() > 4 => Err("value_group_size >= head_dim / 4"),
             Variant::Subgroups => Ok(()),
-            Variant::IntegerDot if ![Bits::Two, Bits::Four].contains(&l.key_bits) => {
-                Err("keys of 2 or 4 bits")
+            Variant::IntegerDot if ![Bits::Two, Bits::Three, Bits::Four].contains(&l.key_bits) => {
+                Err("keys of 2, 3 or 4 bits")
             }
             Variant::IntegerDot if !l.head_dim.is_multiple_of(16) => {
                 Err("a head_dim that is a multiple of 16")

@@ -3,7 +3,7 @@
 use super::shaders::{COPY_WORDS, MAX_GROUPS, Pass};
 use super::shapes::{attend_groups, items_each};
 use super::variant::Variant;
-use crate::geometry::{Geometry, PLAN_PARAMS_STRIDE};
+use crate::geometry::{Geometry, ITEM_WORDS, PLAN_PARAMS_STRIDE, SPLIT_WORDS, TILE_WORDS};
 use crate::plan::{BlockCopyRange, FoldPass, SlabRange, StepPlan};
 use std::ops::Range;
 
@@ -69,11 +69,18 @@ impl Work {
         let packs = here(&words);
         words.extend(plan.packs.iter().flat_map(|p| [p.first_slot, p.block]));
         let tiles = here(&words);
-        words.extend(
-            plan.tiles
-                .iter()
-                .flat_map(|t| [t.first_query, t.first_row, t.rows, t.position, t.first_partial, t.splits]),
-        );
+        words.extend(plan.tiles.iter().flat_map(|t| {
+            [
+                t.first_query,
+                t.first_row,
+                t.rows,
+                t.position,
+                t.first_partial,
+                t.splits,
+                t.first_history,
+                t.history_splits,
+            ]
+        }));
         let items = here(&words);
         words.extend(
             plan.items.iter().flat_map(|i| [i.tile, i.partial, i.source, i.tokens, i.first_position]),
@@ -84,7 +91,7 @@ impl Work {
         let runs = here(&words);
         words.extend(plan.runs.iter().flat_map(|r| {
             let count = r.splits.end - r.splits.start;
-            [r.tile, r.partial, splits + 3 * r.splits.start, count, u32::from(r.fresh)]
+            [r.tile, r.partial, splits + SPLIT_WORDS * r.splits.start, count, u32::from(r.fresh)]
         }));
 
         let token_copies = here(&words);
@@ -100,12 +107,12 @@ impl Work {
             let (first, count) = match pass {
                 Pass::Append => (writes + 2 * start, count),
                 Pass::PackKeys | Pass::PackValues => (packs + 2 * start, count),
-                Pass::AttendHistory(_) | Pass::AttendWindow(_) => (items + 5 * start, count),
-                Pass::FoldHistory | Pass::FoldWindow => (runs + 5 * start, count),
-                Pass::Merge(rows) => (tiles + 6 * start, count * rows),
+                Pass::AttendHistory(_) | Pass::AttendWindow(_) => (items + ITEM_WORDS * start, count),
+                Pass::FoldHistory | Pass::FoldWindow => (runs + ITEM_WORDS * start, count),
+                Pass::Merge(rows) => (tiles + TILE_WORDS * start, count * rows),
                 Pass::CopyTokens => (token_copies + 2 * start, count),
                 Pass::CopyBlocks | Pass::CopyBlocksAcross => (block_copies + 2 * start, count),
-                Pass::Unpack => (unpacks + 3 * start, count),
+                Pass::Unpack | Pass::UnpackRotated => (unpacks + 3 * start, count),
             };
             let (first_head, heads) = (heads.start, heads.end - heads.start);
             let attention = class.map(|c| g.attention_classes[c as usize]).unwrap_or_default();
@@ -123,6 +130,7 @@ impl Work {
             words[at..at + 8].copy_from_slice(bytemuck::cast_slice(&[params]));
             let y = match pass {
                 Pass::Append | Pass::CopyTokens | Pass::Unpack => (2 * g.token_words()).div_ceil(64),
+                Pass::UnpackRotated => g.layout.kv_heads,
                 Pass::CopyBlocks | Pass::CopyBlocksAcross => g.layout.block_words().div_ceil(COPY_WORDS),
                 _ => attend_groups(g, variant, pass, heads),
             };
@@ -202,6 +210,9 @@ fn passes_of(g: &Geometry, plan: &StepPlan) -> Vec<PassWork> {
     }
     for SlabRange { slab, items } in &plan.unpack_slabs {
         push(Pass::Unpack, *slab, items);
+        if g.values.rotated {
+            push(Pass::UnpackRotated, *slab, items);
+        }
     }
     passes
 }

@@ -1,7 +1,7 @@
 //! Attention over one packed page.
 
 use super::{Partial, Row};
-use crate::format::{Bits, Param, f16_to_f32, widen};
+use crate::format::{Bits, Param, f16_to_f32, unrotate_exactly, widen};
 use crate::geometry::Geometry;
 use crate::plan::AttendItem;
 
@@ -40,7 +40,13 @@ pub fn attend_history(
             });
         }
     }
-    rows.iter().map(|row| Partial::over(g, item, row, &keys, &values)).collect()
+    let mut partials: Vec<Partial> =
+        rows.iter().map(|row| Partial::over(g, item, row, &keys, &values)).collect();
+    if g.values.rotated {
+        // The shaders do it where partial results are joined; in f64 it makes no difference.
+        partials.iter_mut().for_each(|partial| unrotate_exactly(&mut partial.out));
+    }
+    partials
 }
 
 fn read_code(bits: Bits, head_dim: u32, channel: u32, word: impl Fn(u32) -> u32) -> u32 {

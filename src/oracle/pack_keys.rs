@@ -1,7 +1,7 @@
 //! Keys of a block: quantized per channel, over the block's tokens, or kept in 16 bits.
 
 use super::{Tensor, Tokens};
-use crate::format::{code, enter, param};
+use crate::format::{code, enter};
 use crate::geometry::Geometry;
 use crate::plan::Slot;
 
@@ -24,9 +24,7 @@ pub fn pack_keys(g: &Geometry, tokens: Tokens<'_>, slots: &[Slot], head: u32, bl
     for channel in 0..layout.head_dim {
         let group: Vec<f32> =
             slots.iter().map(|&slot| tokens.get(g, Tensor::Keys, slot, head, channel)).collect();
-        let min = group.iter().copied().fold(f32::INFINITY, f32::min);
-        let max = group.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let param = param(layout.key_bits, g.zero_point, min, max);
+        let param = g.keys.fit(&group);
         block[layout.key_param(channel) as usize] = param.to_word();
         for (token, &x) in group.iter().enumerate() {
             let code = code(layout.key_bits, param, x);

@@ -1,7 +1,7 @@
 //! Values of a block: quantized per token, over groups of channels, or kept in 16 bits.
 
 use super::{Tensor, Tokens};
-use crate::format::{code, enter, param};
+use crate::format::{code, enter, rotate};
 use crate::geometry::Geometry;
 use crate::plan::Slot;
 
@@ -10,26 +10,27 @@ pub fn pack_values(g: &Geometry, tokens: Tokens<'_>, slots: &[Slot], head: u32, 
     let layout = &g.layout;
     for (token, &slot) in slots.iter().enumerate() {
         let token = token as u32;
+        let mut row: Vec<f32> =
+            (0..layout.head_dim).map(|c| tokens.get(g, Tensor::Values, slot, head, c)).collect();
+        if g.values.rotated {
+            rotate(&mut row);
+        }
         for word in 0..layout.value_row_words() {
             block[layout.value_code(token, word) as usize] = 0;
         }
         if !layout.value_bits.is_quantized() {
             for channel in 0..layout.head_dim {
-                let x = tokens.get(g, Tensor::Values, slot, head, channel);
                 let word = layout.value_code(token, channel / 2) as usize;
-                block[word] |= enter(x, g.sixteen_bit_format()) << (16 * (channel % 2));
+                block[word] |= enter(row[channel as usize], g.sixteen_bit_format()) << (16 * (channel % 2));
             }
         }
         for group in 0..layout.value_groups() {
             let first = group * layout.value_group;
             let channels = first..layout.head_dim.min(first + layout.value_group);
-            let values: Vec<f32> =
-                channels.clone().map(|c| tokens.get(g, Tensor::Values, slot, head, c)).collect();
-            let min = values.iter().copied().fold(f32::INFINITY, f32::min);
-            let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let param = param(layout.value_bits, g.zero_point, min, max);
+            let values = &row[channels.start as usize..channels.end as usize];
+            let param = g.values.fit(values);
             block[layout.value_param(token, group) as usize] = param.to_word();
-            for (channel, &x) in channels.zip(&values) {
+            for (channel, &x) in channels.zip(values) {
                 let code = code(layout.value_bits, param, x);
                 for part in layout.value_bits.parts(layout.head_dim, channel) {
                     let bits = (code >> part.code_shift) & ((1 << part.width) - 1);

@@ -1,7 +1,7 @@
 //! Packed tokens return to the window: dequantized, then through the entry function.
 
 use super::{Tensor, Unpacked, put};
-use crate::format::{BlockLayout, Param, dequantize, widen};
+use crate::format::{BlockLayout, Param, dequantize, unrotate, widen};
 use crate::geometry::Geometry;
 use crate::plan::TokenUnpack;
 
@@ -13,16 +13,21 @@ pub fn unpack(g: &Geometry, tokens: &[TokenUnpack], slab: &[u32], ring: &mut Unp
         for (words, head) in block.chunks(layout.head_words() as usize).zip(0..) {
             for tensor in [Tensor::Keys, Tensor::Values] {
                 let row = ring.row(g, tensor, item.slot.index(), head);
-                for channel in 0..layout.head_dim {
-                    let x = element(g, tensor, words, item.token, channel);
-                    put(g.window_format, &mut ring.words[row..], channel as usize, x);
+                let channels = 0..layout.head_dim;
+                let mut values: Vec<f32> =
+                    channels.map(|channel| element(g, tensor, words, item.token, channel)).collect();
+                if tensor == Tensor::Values && g.values.rotated {
+                    unrotate(&mut values);
+                }
+                for (channel, x) in values.into_iter().enumerate() {
+                    put(g.window_format, &mut ring.words[row..], channel, x);
                 }
             }
         }
     }
 }
 
-/// The dequantized value of one element of a head's part of a block, rounded to f32 once.
+/// The dequantized value of one element of a head's part of a block, rounded to f32 once, as it was packed: values may be rotated.
 pub fn element(g: &Geometry, tensor: Tensor, words: &[u32], token: u32, channel: u32) -> f32 {
     let layout = &g.layout;
     let (bits, place, param): (_, fn(&BlockLayout, u32, u32) -> u32, _) = match tensor {

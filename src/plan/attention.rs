@@ -87,6 +87,8 @@ fn plan_class(g: &Geometry, sequences: &[Attention<'_>], class: u32, plan: &mut 
             let splits = sequence.splits(g, sliding_window);
             let partial_rows = splits.len() as u32 * row_tile;
             let rows = sequence.queries * g.heads_per_group;
+            let first_history = splits.iter().take_while(|split| split.slab.is_none()).count() as u32;
+            let history_splits = splits.iter().filter(|split| split.slab.is_some()).count() as u32;
             for first_row in (0..rows).step_by(row_tile as usize) {
                 let tile = RowTile {
                     first_query: sequence.first_query,
@@ -95,6 +97,8 @@ fn plan_class(g: &Geometry, sequences: &[Attention<'_>], class: u32, plan: &mut 
                     position: sequence.position,
                     first_partial: 0,
                     splits: splits.len() as u32,
+                    first_history,
+                    history_splits,
                 };
                 // As many heads at a time as the scratch holds; the geometry sees to it that one does.
                 let heads = (g.scratch_cells / partial_rows).clamp(1, kv_heads);

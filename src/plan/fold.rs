@@ -38,6 +38,8 @@ pub(super) fn plan_folds(g: &Geometry, sequences: &[Attention<'_>], class: u32, 
                 position: sequence.position,
                 first_partial: 0,
                 splits: 1,
+                first_history: 0,
+                history_splits: 0,
             },
         }));
         segments.push(segments_of(&sequence.splits(g, sliding_window), plan));
@@ -45,13 +47,15 @@ pub(super) fn plan_folds(g: &Geometry, sequences: &[Attention<'_>], class: u32, 
 
     // As many tiles at a time as the scratch holds, of as many heads.
     let kv_heads = g.layout.kv_heads;
-    let fitting = (g.scratch_cells / row_tile).max(1);
+    let partial_rows = g.fold_partials() * row_tile;
+    let fitting = (g.scratch_cells / partial_rows).max(1);
     let heads = fitting.min(kv_heads);
     let heads = kv_heads.div_ceil(kv_heads.div_ceil(heads));
     for tiles in tiles.chunks((fitting / heads) as usize) {
         let first_tile = plan.tiles.len() as u32;
-        plan.tiles
-            .extend(tiles.iter().zip(0..).map(|(t, i)| RowTile { first_partial: i * row_tile, ..t.tile }));
+        plan.tiles.extend(
+            tiles.iter().zip(0..).map(|(t, i)| RowTile { first_partial: i * partial_rows, ..t.tile }),
+        );
         let fold = passes(g, tiles, first_tile, &segments, sliding_window, plan);
         let round = Round {
             class,
@@ -97,7 +101,8 @@ fn passes(
 ) -> Vec<FoldPass> {
     let mut passes = Vec::new();
     let mut next = vec![0; segments.len()];
-    let mut fresh = vec![true; tiles.len()];
+    // By tile: whether unpacked and packed tokens have no partial result yet. They share one unless values are rotated.
+    let mut fresh = vec![[true; 2]; tiles.len()];
     // The buffer that the first unfinished sequence needs, with all the others that are at it too.
     while let Some(slab) =
         segments.iter().zip(&next).find_map(|(own, &next)| own.get(next).map(|segment| segment.slab))
@@ -110,12 +115,11 @@ fn passes(
             }
             let splits = seen_by(g, tile, &segment.splits, sliding_window, plan);
             if !splits.is_empty() {
-                plan.runs.push(TileRun {
-                    tile: first_tile + i as u32,
-                    partial: i as u32 * g.fold_tile(),
-                    splits,
-                    fresh: std::mem::take(&mut fresh[i]),
-                });
+                let own = if g.values.rotated && slab.is_some() { 1 } else { 0 };
+                let tile = first_tile + i as u32;
+                let partial = plan.tiles[tile as usize].first_partial + own as u32 * g.fold_tile();
+                let fresh = std::mem::take(&mut fresh[i][own]);
+                plan.runs.push(TileRun { tile, partial, splits, fresh });
             }
         }
         let runs = first_run..plan.runs.len() as u32;
@@ -125,6 +129,16 @@ fn passes(
         for (own, next) in segments.iter().zip(&mut next) {
             if own.get(*next).is_some_and(|segment| segment.slab == slab) {
                 *next += 1;
+            }
+        }
+    }
+    for (tile, [no_unpacked, no_history]) in plan.tiles[first_tile as usize..].iter_mut().zip(fresh) {
+        if g.values.rotated && !no_history {
+            (tile.splits, tile.first_history, tile.history_splits) = (2, 1, 1);
+            // Without a window even the newest token may be packed, once its step is over.
+            if no_unpacked {
+                (tile.splits, tile.first_history) = (1, 0);
+                tile.first_partial += g.fold_tile();
             }
         }
     }

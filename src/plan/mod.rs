@@ -84,8 +84,12 @@ pub struct RowTile {
     pub position: u32,
     /// First partial row of the tile; split `s`, row `r` is partial row `first_partial + s * row_tile + r`.
     pub first_partial: u32,
-    /// Splits to merge, in order of position.
+    /// Splits to merge, in order of position; of tiles of long chunks, the partial results that there are.
     pub splits: u32,
+    /// First of those splits that are pages of history.
+    pub first_history: u32,
+    /// Number of those.
+    pub history_splits: u32,
 }
 
 /// One tile attends to one split.
@@ -128,11 +132,11 @@ pub struct FoldSplit {
 pub struct TileRun {
     /// Index in [`StepPlan::tiles`].
     pub tile: u32,
-    /// First partial row of the tile.
+    /// First partial row that it extends: where values are rotated, packed and unpacked tokens have partial results of their own.
     pub partial: u32,
     /// Range of [`StepPlan::splits`], in order of position.
     pub splits: Range<u32>,
-    /// Whether this is the tile's first run: nothing is there to extend.
+    /// Whether this is the first run of that partial result: nothing is there to extend.
     pub fresh: bool,
 }
 

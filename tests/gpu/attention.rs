@@ -1,7 +1,9 @@
 //! Attention against the f64 oracle.
 
 use crate::support::{Pair, full};
-use kivi_wgpu::{Bits, CacheConfig, Dtype, Error, LayerAttention, SequenceStep, Variant};
+use kivi_wgpu::{
+    Bits, CacheConfig, Dtype, Error, Geometry, LayerAttention, SequenceStep, TensorFormat, Variant,
+};
 
 fn config(query_heads: u32, kv_heads: u32, head_dim: u32) -> CacheConfig {
     CacheConfig::new(1, query_heads, kv_heads, head_dim)
@@ -387,4 +389,32 @@ fn thousands_of_decode_steps() {
         pair.step(&[SequenceStep::decode(s)]);
     }
     pair.check_state(s);
+}
+
+/// Rotated values, whose sums are rotated back where partial results meet: decoding, long chunks, without history, without a window, over many splits.
+#[test]
+fn rotated_values() {
+    for (head_dim, bits, window) in
+        [(64, Bits::Two, 32), (80, Bits::Three, 32), (128, Bits::Four, 0), (24, Bits::Eight, 40)]
+    {
+        let base = CacheConfig::new(1, 4, 2, head_dim).with_residual_window(window).with_sink_tokens(5);
+        let base = base.with_max_step(100).with_capacity(3000);
+        let config = base.with_formats(TensorFormat::new(bits), TensorFormat::new(bits).with_rotation());
+        let page = Geometry::new(&config, 128 << 20).unwrap().layout.page_words() * 4;
+        let mut pair = Pair::new(&config.with_max_slab_bytes(2 * page));
+        let s = pair.create_sequence();
+        pair.step(&[SequenceStep::extend(s, 3)]);
+        for n in [60, 1, 8, 100, 33] {
+            pair.step(&[SequenceStep::extend(s, n)]);
+        }
+        pair.fill(s, 1700);
+        for n in [1, 2, 100] {
+            pair.step(&[SequenceStep::extend(s, n)]);
+            pair.step(&[SequenceStep::attend(s, n)]);
+        }
+        pair.truncate(s, 1111);
+        pair.check_state(s);
+        pair.step(&[SequenceStep::extend(s, 90)]);
+        pair.check_state(s);
+    }
 }

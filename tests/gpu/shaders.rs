@@ -16,6 +16,9 @@ fn geometries() -> Vec<Geometry> {
                     .with_zero_point(if bits == Bits::Two { ZeroPoint::Min } else { ZeroPoint::Rounded });
                 out.push(Geometry::new(&config, 128 << 20).unwrap());
                 if bits == Bits::Two {
+                    // As many parameters as a block can have.
+                    let many = config.clone().with_group_size(128).with_value_group_size(16);
+                    out.push(Geometry::new(&many, 128 << 20).unwrap());
                     out.push(Geometry::new(&config.with_group_size(128), 128 << 20).unwrap());
                 }
             }
@@ -130,11 +133,16 @@ fn the_readme_lists_every_binding() {
     let g =
         geometries().into_iter().find(|g| g.layout.head_dim == 64 && g.layout.key_bits == Bits::Two).unwrap();
     let mut actual: Vec<String> = Vec::new();
-    for variant in Variant::ALL {
-        variant.supports(&g).unwrap();
+    // Rotated values have a pass of their own.
+    let config = CacheConfig::new(1, 1, 1, 64);
+    let rotated = config.clone().with_formats(config.keys, config.values.with_rotation());
+    let rotated = Geometry::new(&rotated, 128 << 20).unwrap();
+    let geometries = Variant::ALL.map(|v| (v, &g)).into_iter().chain([(Variant::Portable, &rotated)]);
+    for (variant, g) in geometries {
+        variant.supports(g).unwrap();
         let small = |p: &Pass| !matches!(p, Pass::AttendHistory(r) | Pass::AttendWindow(r) | Pass::Merge(r) if *r > 1);
-        for pass in Pass::all(&g).into_iter().filter(small) {
-            let module = parse(pass, &g, variant);
+        for pass in Pass::all(g).into_iter().filter(small) {
+            let module = parse(pass, g, variant);
             let mut rows = Vec::new();
             for (_, variable) in module.global_variables.iter() {
                 let Some(binding) = &variable.binding else { continue };
@@ -146,7 +154,7 @@ fn the_readme_lists_every_binding() {
                     _ => "read",
                 };
                 let name = variable.name.as_deref().unwrap();
-                let file = pass.source(&g, variant).file();
+                let file = pass.source(g, variant).file();
                 let (group, binding) = (binding.group, binding.binding);
                 rows.push((
                     group,

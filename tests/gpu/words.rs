@@ -1,7 +1,7 @@
 //! Packed words and unpacked tokens, compared with `==`.
 
 use crate::support::{Pair, Random, Tensors, full};
-use kivi_wgpu::{Bits, CacheConfig, Dtype, SequenceStep, ZeroPoint};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, SequenceStep, TensorFormat, ZeroPoint};
 
 fn config(head_dim: u32) -> CacheConfig {
     CacheConfig::new(1, 4, 2, head_dim).with_residual_window(32).with_max_step(100).with_capacity(1024)
@@ -78,30 +78,59 @@ fn difficult(random: &mut Random) -> f32 {
 #[test]
 fn difficult_values() {
     for window in Dtype::ALL {
-        for zero in [ZeroPoint::Min, ZeroPoint::Rounded] {
-            for bits in Bits::ALL {
-                let config =
-                    config(96).with_window_format(window).with_zero_point(zero).with_bits(bits, bits);
-                let mut pair = Pair::new(&config);
-                let s = pair.create_sequence();
-                let n = 2 * 96 * 100;
-                // Half of the groups draw from one kind of value only.
-                let mut random = Random(u64::from(bits.get()));
-                let k = (0..n).map(|_| difficult(&mut random)).collect();
-                let v: Vec<f32> = (0..n / 32)
-                    .flat_map(|_| {
-                        let kind = random.0;
-                        (0..32)
-                            .map(|i| {
-                                difficult(&mut Random(kind.wrapping_add(if i % 2 == 0 { 0 } else { i })))
-                            })
-                            .collect::<Vec<_>>()
-                    })
-                    .collect();
-                let tensors = [Tensors { k, v, q: vec![] }];
-                pair.step_with(&[SequenceStep::append(s, 100)], &tensors);
-                pair.check_state(s);
+        for bits in Bits::ALL {
+            for zero in [ZeroPoint::Min, ZeroPoint::Rounded] {
+                for clipping in [false, true] {
+                    let format = TensorFormat::new(bits).with_zero_point(zero);
+                    let format = if clipping { format.with_clipping() } else { format };
+                    check_difficult(&config(96).with_window_format(window).with_formats(format, format));
+                }
             }
         }
+    }
+}
+
+fn check_difficult(config: &CacheConfig) {
+    let mut pair = Pair::new(config);
+    let s = pair.create_sequence();
+    let n = 2 * 96 * 100;
+    // Half of the groups draw from one kind of value only.
+    let mut random = Random(u64::from(config.keys.bits.get()));
+    let k = (0..n).map(|_| difficult(&mut random)).collect();
+    let v: Vec<f32> = (0..n / 32)
+        .flat_map(|_| {
+            let kind = random.0;
+            let value = |i| difficult(&mut Random(kind.wrapping_add(if i % 2 == 0 { 0 } else { i })));
+            (0..32).map(value).collect::<Vec<_>>()
+        })
+        .collect();
+    let tensors = [Tensors { k, v, q: vec![] }];
+    pair.step_with(&[SequenceStep::append(s, 100)], &tensors);
+    pair.check_state(s);
+}
+
+/// Rotated values of every head_dim's kind, clipped or not.
+#[test]
+fn rotated_values() {
+    for (head_dim, bits) in
+        [(8, Bits::Two), (24, Bits::Four), (64, Bits::Two), (80, Bits::Three), (512, Bits::Eight)]
+    {
+        let format = TensorFormat::new(bits).with_rotation();
+        check(config(head_dim).with_formats(TensorFormat::new(Bits::Two), format), Dtype::F32);
+        for window in Dtype::ALL {
+            let config = config(96).with_window_format(window).with_value_group_size(96);
+            check_difficult(&config.with_formats(TensorFormat::new(bits), format.with_clipping()));
+        }
+    }
+}
+
+/// Groups of every size and the longest, clipped.
+#[test]
+fn every_clipped_group() {
+    for (group, value_group) in [(16, 16), (64, 80), (128, 32)] {
+        let format = |bits| TensorFormat::new(bits).with_clipping();
+        let config = config(80).with_group_size(group).with_value_group_size(value_group);
+        check(config.clone().with_formats(format(Bits::Two), format(Bits::Three)), Dtype::F32);
+        check(config.with_formats(format(Bits::Four), TensorFormat::new(Bits::Eight)), Dtype::F16);
     }
 }

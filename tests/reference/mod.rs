@@ -5,8 +5,8 @@
 pub mod contents;
 pub mod program;
 
-use kivi_wgpu::format::{code, dequantize, enter, param, widen};
-use kivi_wgpu::{Bits, CacheConfig, Dtype};
+use kivi_wgpu::format::{code, dequantize, enter, rotate, unrotate, unrotate_exactly, widen};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, TensorFormat};
 use std::collections::HashMap;
 
 /// One sequence of tokens, which are only names.
@@ -93,7 +93,8 @@ pub struct TokenData {
     pub values: HashMap<u64, Vec<f32>>,
 }
 
-fn quantized(bits: Bits, config: &CacheConfig, x: &[f32]) -> Vec<f64> {
+fn quantized(format: TensorFormat, config: &CacheConfig, x: &[f32]) -> Vec<f64> {
+    let bits = format.bits;
     if bits == Bits::Sixteen {
         // Tokens of the window, which only an f32 window holds in more than 16 bits.
         return x
@@ -104,13 +105,11 @@ fn quantized(bits: Bits, config: &CacheConfig, x: &[f32]) -> Vec<f64> {
             })
             .collect();
     }
-    let min = x.iter().copied().fold(f32::INFINITY, f32::min);
-    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let p = param(bits, config.zero_point, min, max);
+    let p = format.fit(x);
     x.iter().map(|&x| f64::from(dequantize(p, code(bits, p, x)))).collect()
 }
 
-/// Keys and values of one head's block after quantization, `[token][head_dim]` each.
+/// Keys and values of one head's block after quantization, `[token][head_dim]` each; values are rotated if the configuration says so.
 pub fn dequantized(
     config: &CacheConfig,
     keys: &[Vec<f32>],
@@ -120,13 +119,18 @@ pub fn dequantized(
     let mut out = vec![vec![0.0; dim]; keys.len()];
     for channel in 0..dim {
         let group: Vec<f32> = keys.iter().map(|row| row[channel]).collect();
-        for (t, x) in quantized(config.key_bits, config, &group).into_iter().enumerate() {
+        for (t, x) in quantized(config.keys, config, &group).into_iter().enumerate() {
             out[t][channel] = x;
         }
     }
     let width = config.value_group_size.unwrap_or(config.group_size) as usize;
-    let row =
-        |row: &Vec<f32>| row.chunks(width).flat_map(|g| quantized(config.value_bits, config, g)).collect();
+    let row = |row: &Vec<f32>| -> Vec<f64> {
+        let mut row = row.clone();
+        if config.values.rotated {
+            rotate(&mut row);
+        }
+        row.chunks(width).flat_map(|g| quantized(config.values, config, g)).collect()
+    };
     (out, values.iter().map(row).collect())
 }
 
@@ -144,7 +148,11 @@ impl TokenData {
             };
             let (k, v) = dequantized(config, &rows(&self.keys), &rows(&self.values));
             keys.extend(k[index].iter().map(|x| *x as f32));
-            values.extend(v[index].iter().map(|x| *x as f32));
+            let mut row: Vec<f32> = v[index].iter().map(|x| *x as f32).collect();
+            if config.values.rotated {
+                unrotate(&mut row);
+            }
+            values.extend(row);
         }
         let name = returned(block, index);
         self.keys.insert(name, keys);
@@ -176,7 +184,12 @@ pub fn seen(
         let rows = |map| block.iter().map(|&t| entered(map, t)).collect::<Vec<_>>();
         let (block_keys, block_values) = dequantized(config, &rows(&data.keys), &rows(&data.values));
         keys.extend(block_keys);
-        values.extend(block_values);
+        values.extend(block_values.into_iter().map(|mut row| {
+            if config.values.rotated {
+                unrotate_exactly(&mut row);
+            }
+            row
+        }));
     }
     for &token in sequence.window(&r) {
         keys.push(exact(&data.keys, token));

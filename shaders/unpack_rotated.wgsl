@@ -1,0 +1,42 @@
+// Packed values that are rotated return to the window: dequantized, rotated back, then through the entry function. Keys go through unpack.wgsl. Twin:
+// src/oracle/unpack.rs.
+//
+// | binding | what | access |
+// |---|---|---|
+// | 0, 1 of group 0 | params, plan: (block, token, slot) per token | read |
+// | 2 | slab | read |
+// | 3 | sink slots and rings | write |
+//
+// Grid: x, z tokens; y KV heads.
+
+@group(0) @binding(2) var<storage, read> slab: array<u32>;
+@group(0) @binding(3) var<storage, read_write> ring: array<u32>;
+
+const ROTATED_ROWS: u32 = 1u;
+const ROTATION_WORKGROUP: u32 = 64u;
+
+@compute @workgroup_size(ROTATION_WORKGROUP)
+fn unpack_rotated(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let item = work_item(group);
+    if (item >= params.count) {
+        return;
+    }
+    let block = plan[params.first + 3u * item];
+    let token = plan[params.first + 3u * item + 1u];
+    let slot = plan[params.first + 3u * item + 2u];
+    let head = group.y;
+    let first = block * BLOCK_WORDS + head * HEAD_WORDS;
+    for (var channel = local; channel < HEAD_DIM; channel += ROTATION_WORKGROUP) {
+        sh_rows[channel] = value_element(first, token, channel);
+    }
+    butterflies(UNROTATION_SCALE, local);
+    let row = (slot + RING_SLOTS) * TOKEN_WORDS + head * ROW_WORDS;
+    for (var word = local; word < ROW_WORDS; word += ROTATION_WORKGROUP) {
+        if (WINDOW_FORMAT == F32) {
+            ring[row + word] = enter(WINDOW_FORMAT, sh_rows[word]);
+        } else {
+            ring[row + word] = enter(WINDOW_FORMAT, sh_rows[2u * word])
+                | (enter(WINDOW_FORMAT, sh_rows[2u * word + 1u]) << 16u);
+        }
+    }
+}
