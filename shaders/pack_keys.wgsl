@@ -6,7 +6,7 @@
 // | 2, 3 | unpacked tokens | read |
 // | 4 | slab | write |
 //
-// Grid: x, z blocks; y KV heads.
+// Grid: x, z blocks, PACK_BATCHES workgroups for each; y KV heads.
 
 @group(0) @binding(4) var<storage, read_write> slab: array<u32>;
 
@@ -25,7 +25,7 @@ fn param_word(g: u32) -> u32 {
 
 @compute @workgroup_size(PACK_WORKGROUP)
 fn pack_keys(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let item = work_item(group);
+    let item = work_item(group) / PACK_BATCHES;
     if (item >= params.count) {
         return;
     }
@@ -40,17 +40,22 @@ fn pack_keys(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
         return;
     }
 
-    fit_groups(slots, head, first, 0u, PACK_GROUPS, local);
+    let begin = (work_item(group) % PACK_BATCHES) * PACK_CHANNELS;
+    let end = min(begin + PACK_CHANNELS, HEAD_DIM);
+    fit_groups(slots, head, first, begin, end, local);
 
-    // Codes, [row word][token].
+    // Codes, [row word][token]: of the words that begin in this workgroup's channels.
     for (var i = local; i < KEY_ROW_WORDS * GROUP; i += PACK_WORKGROUP) {
         let slot = plan[slots + i % GROUP];
         let part = plane_word(KEY_BITS, KEY_LOW_BITS, KEY_LOW_WORDS, i / GROUP);
+        if (part.channel < begin || part.channel >= end) {
+            continue;
+        }
         var word = 0u;
         for (var j = 0u; j < part.codes; j++) {
             let channel = part.channel + j;
             if (channel < HEAD_DIM) {
-                let code = code_of(KEY_BITS, sh_param[channel], token_bits(slot, 0u, head, channel));
+                let code = code_of(KEY_BITS, sh_param[channel - begin], token_bits(slot, 0u, head, channel));
                 word |= ((code >> part.code_shift) & part.mask) << (j * part.width);
             }
         }

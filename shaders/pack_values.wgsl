@@ -6,7 +6,7 @@
 // | 2, 3 | unpacked tokens | read |
 // | 4 | slab | write |
 //
-// Grid: x, z blocks; y KV heads.
+// Grid: x, z blocks, PACK_BATCHES workgroups for each; y KV heads.
 
 @group(0) @binding(4) var<storage, read_write> slab: array<u32>;
 
@@ -43,7 +43,7 @@ fn pack_tokens(slots: u32, head: u32, first: u32, begin: u32, local: u32) {
 
 @compute @workgroup_size(PACK_WORKGROUP)
 fn pack_values(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let item = work_item(group);
+    let item = work_item(group) / PACK_BATCHES;
     if (item >= params.count) {
         return;
     }
@@ -59,11 +59,8 @@ fn pack_values(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocatio
         return;
     }
 
-    // A few tokens at a time: parameters of a whole block may be more than workgroup memory holds.
-    for (var token = 0u; token < GROUP; token += PACK_TOKENS) {
-        load_rows(slots, head, token, local);
-        fit_groups(slots, head, first, token * VALUE_GROUPS, (token + PACK_TOKENS) * VALUE_GROUPS, local);
-        pack_tokens(slots, head, first, token, local);
-        workgroupBarrier();
-    }
+    let token = (work_item(group) % PACK_BATCHES) * PACK_TOKENS;
+    load_rows(slots, head, token, local);
+    fit_groups(slots, head, first, token * VALUE_GROUPS, (token + PACK_TOKENS) * VALUE_GROUPS, local);
+    pack_tokens(slots, head, first, token, local);
 }

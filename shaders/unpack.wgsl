@@ -1,4 +1,4 @@
-// Packed tokens return to the window: dequantized, then through the entry function. Twin: src/oracle/unpack.rs.
+// Packed tokens return to the window: dequantized, then through the entry function. Values that are rotated go through unpack_rotated.wgsl. Twin: src/oracle/unpack.rs.
 //
 // | binding | what | access |
 // |---|---|---|
@@ -22,7 +22,6 @@ fn packed_element(is_value: bool, first: u32, token: u32, channel: u32) -> u32 {
 fn unpack(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let item = work_item(group);
     let word = group.y * 64u + local;
-    // Values that are rotated go through unpack_rotated.wgsl.
     if (item >= params.count || word >= select(2u, 1u, VALUES_ROTATED) * TOKEN_WORDS) {
         return;
     }

@@ -335,6 +335,28 @@ fn clipping_lowers_the_squared_error() {
             plain / energy
         );
     }
+    // Against a plain search in f64 over the same pairs of ends: the pair chosen is among the best but for what integers round.
+    for n in 0..300 {
+        let (scale, offset) = (2f32.powi(n % 19 - 9), if n % 2 == 0 { 2.0 } else { 0.0 });
+        let x: Vec<f32> =
+            (0..64).map(|_| widen(enter((normal() + offset) * scale, Dtype::F16), Dtype::F16)).collect();
+        let (min, max) = x.iter().fold((f32::MAX, f32::MIN), |(a, b), &x| (a.min(x), b.max(x)));
+        let error =
+            |p| x.iter().map(|&x| f64::from(x - dequantize(p, code(Bits::Two, p, x))).powi(2)).sum::<f64>();
+        let step = (max - min) * 5.0 / 128.0;
+        let best = (0..36)
+            .map(|c| {
+                error(param(
+                    Bits::Two,
+                    ZeroPoint::Min,
+                    min + (c / 6) as f32 * step,
+                    max - (c % 6) as f32 * step,
+                ))
+            })
+            .fold(f64::INFINITY, f64::min);
+        let chosen = error(TensorFormat::new(Bits::Two).with_clipping().fit(&x));
+        assert!((chosen / best - 1.0).abs() < 0.02, "{n}: {chosen:e}, {best:e}");
+    }
     for constant in [0.0, 3.0, -65504.0, 1e-30] {
         let group = [widen(enter(constant, Dtype::F32), Dtype::F32); 20];
         let format = TensorFormat::new(Bits::Two);

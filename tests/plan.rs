@@ -36,7 +36,8 @@ impl Names {
         let attention = 5 * plan.items.len() + 3 * plan.splits.len() + 5 * plan.runs.len();
         let passes_of = |round: &Round| 2 + round.history.len() + round.fold.len();
         let copies = 2 * plan.token_copies.len() + 2 * plan.block_copies.len() + 3 * plan.unpacks.len();
-        let slabs = 2 * plan.pack_slabs.len() + plan.copy_slabs.len() + plan.unpack_slabs.len();
+        let unpacks = if self.g.values.rotated { 2 } else { 1 } * plan.unpack_slabs.len();
+        let slabs = 2 * plan.pack_slabs.len() + plan.copy_slabs.len() + unpacks;
         let passes = 2 + plan.rounds.iter().map(passes_of).sum::<usize>() + slabs;
         let bytes = 4 * (lists + attention + copies) + 256 * passes;
         assert!(bytes as u64 <= self.g.plan_bytes(), "{bytes} bytes of plan, {}", self.g.plan_bytes());

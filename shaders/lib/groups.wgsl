@@ -1,7 +1,6 @@
 // The parameters of the groups of a head's block, for the pack passes. The pass file adds `group_size`, `group_bits` (f32 bits of element `t` of group
 // `g`) and `param_word` (where a group's parameter goes in the head's part of the block).
 
-const PACK_WORKGROUP: u32 = 128u;
 // Pairs of ends that clipping tries, and groups that a workgroup does so for at a time.
 const CANDIDATES: u32 = CLIP_STEPS * CLIP_STEPS;
 const CLIPPED_AT_ONCE: u32 = PACK_WORKGROUP / CANDIDATES;

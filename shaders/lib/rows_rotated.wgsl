@@ -8,7 +8,9 @@ fn value_bits(slots: u32, head: u32, token: u32, channel: u32) -> u32 {
 // Loads and rotates the rows of the tokens from `begin` on; they enter as f32 do. Ends with a barrier.
 fn load_rows(slots: u32, head: u32, begin: u32, local: u32) {
     for (var i = local; i < ROTATED_ROWS * HEAD_DIM; i += ROTATION_WORKGROUP) {
-        sh_rows[i] = token_bits(plan[slots + begin + i / HEAD_DIM], 1u, head, i % HEAD_DIM);
+        let bits = token_bits(plan[slots + begin + i / HEAD_DIM], 1u, head, i % HEAD_DIM);
+        // Below 2^-97, zero: no sum of what is left is subnormal, which some GPUs flush.
+        sh_rows[i] = select(bits, 0u, (bits & 0x7fffffffu) < 0x0f000000u);
     }
     butterflies(ROTATION_SCALE, local);
     for (var i = local; i < ROTATED_ROWS * HEAD_DIM; i += ROTATION_WORKGROUP) {

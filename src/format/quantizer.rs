@@ -8,7 +8,7 @@ use super::{Bits, f16_to_f32, floor_to_f16};
 /// How the minimum of a group is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ZeroPoint {
-    /// The f16 floor of the group's smallest value. Every |x − x̂| ≤ scale/2 + one f32 ulp.
+    /// The f16 floor of the group's smallest value. Every |x − x̂| ≤ scale/2 + one f32 ulp, but for values that clipping leaves out.
     #[default]
     Min,
     /// The textbook rule: an integer zero point `z`, stored as `−z·scale`, so that zero is (nearly) a level. Every |x − x̂| ≤ scale/2 + one f16 ulp

@@ -34,9 +34,14 @@ fn butterflies<T: Copy + std::ops::Add<Output = T> + std::ops::Sub<Output = T>>(
     }
 }
 
-/// Rotates a row of entered values; the results enter as f32 do.
+/// Smaller values are taken for zero, so that no sum of others is subnormal, which GPUs may flush.
+const LEAST: f32 = f32::from_bits(30 << 23);
+
+/// Rotates a row of entered values; the results enter as f32 do, so they are clamped: a row whose values are all alike and beyond 65504 times
+/// [`rotation_scale`] is damaged. Values below 2⁻⁹⁷ count as zero.
 pub fn rotate(row: &mut [f32]) {
     let head_dim = row.len() as u32;
+    row.iter_mut().filter(|x| x.abs() < LEAST).for_each(|x| *x = 0.0);
     butterflies(row, rotation_size(head_dim) as usize);
     for x in row {
         *x = f32::from_bits(enter(*x * rotation_scale(head_dim), Dtype::F32));

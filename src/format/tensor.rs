@@ -13,8 +13,8 @@ pub struct TensorFormat {
     /// Whether a group's range may leave out its extremes, where that makes the sum of squared errors smaller. It costs time when blocks are packed, none when
     /// they are read. Good for values; for keys only if sink tokens are exempt (their outliers are what attention looks for).
     pub clipping: bool,
-    /// Whether rows are rotated before they are packed ([`rotate`](super::rotate)), and back once per head where their weighted sums are joined. For values
-    /// only.
+    /// Whether rows are rotated before they are packed ([`rotate`](super::rotate)), and back once per head where their weighted sums are joined. For quantized
+    /// values only. Rows whose values are all alike and in the thousands are clamped.
     pub rotated: bool,
 }
 

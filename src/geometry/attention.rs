@@ -25,8 +25,8 @@ impl Geometry {
         rows
     }
 
-    /// Whether the attention of a sequence with `queries` queries in a step has one partial result per row, as long chunks have, instead of one per
-    /// split.
+    /// Whether the attention of a sequence with `queries` queries in a step has [one or two](Self::fold_partials) partial results per row, as long chunks
+    /// have, instead of one per split.
     ///
     /// Like [`Self::row_tile`] it depends on nothing else, so that with one variant of the kernels a row's sums run in the same
     /// order in every batch and on every adapter.
@@ -41,7 +41,7 @@ impl Geometry {
     }
 
     /// Partial results of a row of a long chunk: one, or one of packed and one of unpacked tokens if values are rotated.
-    pub(crate) fn fold_partials(&self) -> u32 {
+    pub fn fold_partials(&self) -> u32 {
         if self.values.rotated { 2 } else { 1 }
     }
 

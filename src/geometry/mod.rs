@@ -148,6 +148,10 @@ impl Geometry {
         ] {
             check(!rotated, name, 1, "rotation for quantized values only")?;
         }
+        // What 16 bits leave without a meaning says nothing in a file either.
+        let plain = |format: TensorFormat| {
+            if format.bits.is_quantized() { format } else { TensorFormat::new(format.bits) }
+        };
         let row = c.kv_heads * c.head_dim;
         check(row <= 1 << 20, "kv_heads * head_dim", row, "at most 1048576")?;
         let is_group = |g: u32| [16, 32, 64, 128].contains(&g);
@@ -225,8 +229,8 @@ impl Geometry {
             query_heads: c.query_heads,
             heads_per_group,
             layout,
-            keys: c.keys,
-            values: c.values,
+            keys: plain(c.keys),
+            values: plain(c.values),
             window: c.residual_window,
             sinks: c.sink_tokens,
             window_format: c.window_format,

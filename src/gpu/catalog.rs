@@ -65,6 +65,11 @@ fn configurations() -> Vec<(String, CacheConfig)> {
             let name = format!("k{}v{}", keys.get(), values.get());
             for head_dim in HEAD_DIMS {
                 configs.push((format!("{name}-d{head_dim}"), base(head_dim, 4).with_bits(keys, values)));
+                if keys == values && keys.is_quantized() {
+                    let rotated = TensorFormat::new(values).with_rotation().with_clipping();
+                    let config = base(head_dim, 4).with_formats(TensorFormat::new(keys), rotated);
+                    configs.push((format!("{name}-d{head_dim}-rotated"), config));
+                }
             }
             if keys != values {
                 continue;
@@ -88,11 +93,7 @@ fn configurations() -> Vec<(String, CacheConfig)> {
                     let clipped = TensorFormat::new(keys).with_clipping();
                     other("clipped", base(head_dim, 4).with_formats(clipped, clipped));
                     let rotated = TensorFormat::new(values).with_rotation();
-                    other("rotated", base(head_dim, 4).with_formats(clipped, rotated));
-                    other(
-                        "rotated-clipped",
-                        base(head_dim, 4).with_formats(clipped, rotated.with_clipping()),
-                    );
+                    other("unclipped-rotated", base(head_dim, 4).with_formats(clipped, rotated));
                 }
                 let capped = LayerAttention { soft_cap: Some(50.0), ..Default::default() };
                 other("capped", base(head_dim, 4).with_layer_attention(vec![capped]));

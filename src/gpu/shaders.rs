@@ -2,7 +2,8 @@
 
 use super::io::ABSENT;
 use super::shapes::{
-    AttendShape, CLUSTER_WORKGROUP, FoldShape, Source, by_dots, cluster_rows, items_at_most,
+    AttendShape, CLUSTER_WORKGROUP, FoldShape, PACK_WORKGROUP, Source, by_dots, cluster_rows, items_at_most,
+    pack_batches, pack_channels, pack_tokens,
 };
 use super::variant::{Variant, lanes};
 use crate::format::{
@@ -362,15 +363,14 @@ fn prelude(pass: Pass, g: &Geometry, variant: Variant) -> String {
         Pass::PackKeys | Pass::PackValues => {
             let keys = pass == Pass::PackKeys;
             u("PACK_BITS", if keys { l.key_bits } else { l.value_bits }.get());
-            // Tokens whose values are packed at a time: of their parameters, workgroup memory holds a thousand.
-            let mut tokens = l.group.min(1 << (1024 / value_groups).ilog2());
-            if g.values.rotated {
-                tokens = tokens.min(1 << (2048 / l.head_dim).ilog2());
-            }
+            let tokens = pack_tokens(g);
+            u("PACK_BATCHES", pack_batches(g, pass));
             u("PACK_TOKENS", tokens);
+            u("PACK_CHANNELS", pack_channels(g));
             u("ROTATED_ROWS", tokens);
-            u("ROTATION_WORKGROUP", 128);
-            u("PACK_GROUPS", if keys { l.head_dim } else { tokens * value_groups });
+            u("ROTATION_WORKGROUP", PACK_WORKGROUP);
+            u("PACK_WORKGROUP", PACK_WORKGROUP);
+            u("PACK_GROUPS", if keys { pack_channels(g) } else { tokens * value_groups });
             u("CLIP_STEPS", CLIP_STEPS);
         }
         Pass::Append | Pass::CopyTokens | Pass::Unpack | Pass::UnpackRotated => {}

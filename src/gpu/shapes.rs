@@ -149,6 +149,32 @@ pub(super) fn any_dot_fits(g: &Geometry) -> bool {
     g.split_tiles().into_iter().any(|rows| dot_fits(g, rows))
 }
 
+/// Invocations of the pack passes.
+pub(super) const PACK_WORKGROUP: u32 = 128;
+
+/// Tokens of a block whose values a workgroup packs: workgroup memory holds a thousand parameters, and two thousand rotated elements. Clipping tries so much that
+/// more workgroups share a block; besides, lavapipe ends every loop of an invocation that has gone round 65535 times in all.
+pub(super) fn pack_tokens(g: &Geometry) -> u32 {
+    let parameters = previous_power_of_two(1024 / g.layout.value_groups().max(1));
+    let few = g.values.rotated || g.values.clipping;
+    let rows = if few { previous_power_of_two(2048 / g.layout.head_dim) } else { u32::MAX };
+    g.layout.group.min(parameters).min(rows)
+}
+
+/// Channels of a block whose keys a workgroup packs: whole words of every plane.
+pub(super) fn pack_channels(g: &Geometry) -> u32 {
+    if g.keys.clipping { g.layout.head_dim.min(32) } else { g.layout.head_dim }
+}
+
+/// Workgroups that share a head of a block in a pack pass.
+pub(super) fn pack_batches(g: &Geometry, pass: Pass) -> u32 {
+    match pass {
+        Pass::PackKeys => g.layout.head_dim.div_ceil(pack_channels(g)),
+        Pass::PackValues => g.layout.group / pack_tokens(g),
+        _ => 1,
+    }
+}
+
 /// Bytes of workgroup memory that the largest kernel of this geometry and variant uses.
 pub(super) fn workgroup_bytes(g: &Geometry, variant: Variant) -> u32 {
     let attention = g.split_tiles().into_iter().map(|rows| {
@@ -159,9 +185,14 @@ pub(super) fn workgroup_bytes(g: &Geometry, variant: Variant) -> u32 {
         };
         history.max(bytes(Source::Window))
     });
-    let values = 4 * g.layout.group * g.layout.value_groups();
+    // Parameters, rows if they are rotated, and what clipping tries.
+    let tokens = pack_tokens(g);
+    let rows = if g.values.rotated { g.layout.head_dim } else { 0 };
+    let values = 4 * tokens * (g.layout.value_groups() + rows);
+    let pack = 8 * PACK_WORKGROUP + values.max(4 * g.layout.head_dim);
+    let merge = 24 * 256;
     let fold = if g.may_fold() { 16 * FoldShape::new(g).sh_vecs } else { 0 };
-    attention.max().unwrap_or(0).max(values).max(fold)
+    attention.max().unwrap_or(0).max(pack).max(merge).max(fold)
 }
 
 fn previous_power_of_two(n: u32) -> u32 {

@@ -17,7 +17,7 @@ pub enum Variant {
     /// [`wgpu::Features::SUBGROUP`] whose subgroups have at least `head_dim / 16` invocations.
     Subgroups,
     /// Logits of decode steps by integer dot products (`dot4I8Packed`), with the queries times the scales rounded to 8 bits per row and block; the rest
-    /// as [`Variant::Portable`]. For 2 and 4-bit keys and a head_dim that is a multiple of 16, not on DX12;
+    /// as [`Variant::Portable`]. For keys of 2, 3 or 4 bits and a head_dim that is a multiple of 16, not on DX12;
     /// in tiles of more rows than workgroup memory holds (about 8: several new tokens, or more than 8 query heads per KV head) and in long chunks
     /// keys are as in `Portable`. On the activations in tests/data with 2-bit keys
     /// and values the rounding moves a row of the output by 0.3 % of its norm on average and by up to 6 %, where 2 bits have moved it by 13 %.

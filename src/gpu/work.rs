@@ -1,7 +1,7 @@
 //! A step's plan in the words that shaders read, and the dispatches that read them.
 
 use super::shaders::{COPY_WORDS, MAX_GROUPS, Pass};
-use super::shapes::{attend_groups, items_each};
+use super::shapes::{attend_groups, items_each, pack_batches};
 use super::variant::Variant;
 use crate::geometry::{Geometry, ITEM_WORDS, PLAN_PARAMS_STRIDE, SPLIT_WORDS, TILE_WORDS};
 use crate::plan::{BlockCopyRange, FoldPass, SlabRange, StepPlan};
@@ -129,12 +129,13 @@ impl Work {
             let at = i * stride as usize;
             words[at..at + 8].copy_from_slice(bytemuck::cast_slice(&[params]));
             let y = match pass {
+                Pass::Unpack if g.values.rotated => g.token_words().div_ceil(64),
                 Pass::Append | Pass::CopyTokens | Pass::Unpack => (2 * g.token_words()).div_ceil(64),
                 Pass::UnpackRotated => g.layout.kv_heads,
                 Pass::CopyBlocks | Pass::CopyBlocksAcross => g.layout.block_words().div_ceil(COPY_WORDS),
                 _ => attend_groups(g, variant, pass, heads),
             };
-            let x = count.div_ceil(items_each(variant, pass, count));
+            let x = count.div_ceil(items_each(variant, pass, count)) * pack_batches(g, pass);
             let dispatch = Dispatch {
                 pass,
                 class,

@@ -290,7 +290,7 @@ fn tile_partials(
     }
     parts.sort_by_key(|(place, _)| *place);
     let mut parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
-    // Splits that extend the tile's one partial, in the order of the passes.
+    // Splits that extend a partial, in the order of the passes.
     for pass in &round.fold {
         let runs = &plan.runs[pass.runs.start as usize..pass.runs.end as usize];
         for run in runs.iter().filter(|run| run.tile == tile) {

@@ -1,4 +1,4 @@
-//! Attention of long chunks: one partial result per row, which passes over consecutive splits extend in order of position.
+//! Attention of long chunks: one partial result per row (or one of packed and one of unpacked tokens, if values are rotated), which passes over consecutive splits extend in order of position.
 //!
 //! The partials of a decode step are one per row and split, so that many workgroups share a long context. A chunk of a prompt has rows enough, and a
 //! partial per split would grow with the context. Each addition is the same whichever pass makes it, so the bits do not depend on how the splits

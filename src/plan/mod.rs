@@ -166,7 +166,7 @@ pub struct Round {
     pub history: Vec<SlabRange>,
     /// Range of [`StepPlan::items`] that read unpacked tokens.
     pub window: Range<u32>,
-    /// Of tiles of long chunks, which have one partial result per row instead of one per split: the passes that extend it. Such a round has no
+    /// Of tiles of long chunks, which have one partial result per row (two if values are rotated) instead of one per split: the passes that extend it. Such a round has no
     /// `history` and no `window`.
     pub fold: Vec<FoldPass>,
 }

@@ -399,6 +399,9 @@ fn rotated_values() {
     {
         let base = CacheConfig::new(1, 4, 2, head_dim).with_residual_window(window).with_sink_tokens(5);
         let base = base.with_max_step(100).with_capacity(3000);
+        // One of them sees only what is near.
+        let sliding_window = (bits == Bits::Three).then_some(300);
+        let base = base.with_attention(LayerAttention { sliding_window, ..Default::default() });
         let config = base.with_formats(TensorFormat::new(bits), TensorFormat::new(bits).with_rotation());
         let page = Geometry::new(&config, 128 << 20).unwrap().layout.page_words() * 4;
         let mut pair = Pair::new(&config.with_max_slab_bytes(2 * page));

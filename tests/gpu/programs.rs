@@ -6,7 +6,7 @@ use crate::reference::program::{Executor, Machine, Op, Work, program};
 use crate::support::{POISON, decode, device, poison, poisoned_buffer, read_buffer, storage_buffer};
 use kivi_wgpu::{
     Bits, CacheConfig, Dtype, Error, Geometry, KvCache, KvCacheOptions, LayerIo, Operation, SequenceId,
-    SequenceStep, Snapshot, Step, TensorView, Variant, wgpu,
+    SequenceStep, Snapshot, Step, TensorFormat, TensorView, Variant, wgpu,
 };
 use proptest::test_runner::{Config, TestRunner};
 use std::cell::RefCell;
@@ -290,6 +290,8 @@ fn programs_without_a_window() {
 fn programs_of_long_steps() {
     let config =
         CacheConfig::new(1, 2, 2, 16).with_residual_window(20).with_group_size(128).with_max_step(300);
-    let config = config.with_bits(Bits::Sixteen, Bits::Two).with_window_format(Dtype::Bf16);
+    let values = TensorFormat::new(Bits::Two).with_rotation().with_clipping();
+    let config =
+        config.with_formats(TensorFormat::new(Bits::Sixteen), values).with_window_format(Dtype::Bf16);
     run_programs(config.with_max_batch_tokens(900).with_max_sequences(4).with_capacity(500), 3, 90);
 }

@@ -1,7 +1,7 @@
 //! Shaders: valid on their own, within WebGPU's limits, and in step with the host's structs.
 
 use kivi_wgpu::gpu::{IoParams, Pass, PassParams, ViewParams};
-use kivi_wgpu::{Bits, CacheConfig, Dtype, Geometry, Variant, ZeroPoint};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, Geometry, TensorFormat, Variant, ZeroPoint};
 use std::mem::{offset_of, size_of};
 
 fn geometries() -> Vec<Geometry> {
@@ -15,6 +15,15 @@ fn geometries() -> Vec<Geometry> {
                     .with_window_format(if bits == Bits::Two { Dtype::F16 } else { Dtype::F32 })
                     .with_zero_point(if bits == Bits::Two { ZeroPoint::Min } else { ZeroPoint::Rounded });
                 out.push(Geometry::new(&config, 128 << 20).unwrap());
+                if bits.is_quantized() {
+                    let rotated = TensorFormat::new(bits).with_rotation().with_clipping();
+                    let rotated =
+                        config.clone().with_formats(TensorFormat::new(bits).with_clipping(), rotated);
+                    for value_group in [16, head_dim] {
+                        let config = rotated.clone().with_group_size(128).with_value_group_size(value_group);
+                        out.push(Geometry::new(&config, 128 << 20).unwrap());
+                    }
+                }
                 if bits == Bits::Two {
                     // As many parameters as a block can have.
                     let many = config.clone().with_group_size(128).with_value_group_size(16);

@@ -3,7 +3,7 @@
 use crate::support::{Pair, device, full, may_be_missing, skipped};
 use kivi_wgpu::gpu::KvCacheOptions;
 use kivi_wgpu::{
-    Bits, CacheConfig, Dtype, Error, Geometry, KvCache, LayerAttention, SequenceStep, Variant, wgpu,
+    Bits, CacheConfig, Dtype, Error, Geometry, KvCache, LayerAttention, Preset, SequenceStep, Variant, wgpu,
 };
 
 /// Tolerance of [`Variant::IntegerDot`] on standard normal data with outliers among the values, relative to the norm of the output row; on average a
@@ -46,6 +46,15 @@ fn decode_and_extend(config: &CacheConfig, tokens: u32, prepare: impl Fn(&mut Pa
         pair.check_state(s);
         let mean = pair.mean_error();
         assert!(mean <= pair.noise.max(1e-4) / 10.0, "{:?}: {mean}", pair.gpu.variant());
+    }
+}
+
+/// Presets, whose values are rotated, with every variant.
+#[test]
+fn presets() {
+    for (preset, head_dim) in [(Preset::Bits3, 64), (Preset::Bits4_5, 128)] {
+        let config = CacheConfig::new(1, 8, 2, head_dim).with_preset(preset).with_capacity(1200);
+        decode_and_extend(&config, 700, |_| {});
     }
 }
 
