@@ -82,6 +82,13 @@ pub fn param(bits: Bits, rule: ZeroPoint, min: f32, max: f32) -> Param {
     Param { scale: scale16, min: min16 }
 }
 
+/// The smallest and the largest value of a group.
+pub(super) fn ends(group: &[f32]) -> (f32, f32) {
+    let min = group.iter().copied().fold(f32::INFINITY, f32::min);
+    let max = group.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    (min, max)
+}
+
 /// Positions of each end of a group's range that clipping tries.
 pub const CLIP_STEPS: u32 = 6;
 /// Distance of two positions, in ranges: ends move up to a fifth of the range towards the middle, by products that are exact in f32.
@@ -92,8 +99,7 @@ pub const CLIP_LEAST_EXPONENT: i32 = -60;
 /// Parameters of a group by the clipping rule: of all pairs of ends, each moved up to [`CLIP_STEPS`] − 1 steps towards the middle, those of the smallest sum
 /// of squared errors, the first if there are several. Errors are integers in units of 2⁻¹² of the range or so, at most 2047 each.
 pub fn clipped_param(bits: Bits, rule: ZeroPoint, group: &[f32]) -> Param {
-    let min = group.iter().copied().fold(f32::INFINITY, f32::min);
-    let max = group.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let (min, max) = ends(group);
     let range = max - min;
     let exponent = (range.to_bits() >> 23) as i32 - 127;
     if exponent < CLIP_LEAST_EXPONENT {

@@ -1,5 +1,6 @@
 //! How keys or values are packed.
 
+use super::quantizer::ends;
 use super::{Bits, Param, ZeroPoint, clipped_param, param};
 
 /// How keys or values are packed. One description for the oracle, the shaders, the accounting and the files.
@@ -50,8 +51,7 @@ impl TensorFormat {
         if self.clipping {
             return clipped_param(self.bits, self.zero_point, group);
         }
-        let min = group.iter().copied().fold(f32::INFINITY, f32::min);
-        let max = group.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let (min, max) = ends(group);
         param(self.bits, self.zero_point, min, max)
     }
 }

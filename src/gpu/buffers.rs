@@ -37,6 +37,19 @@ fn create(
     })
 }
 
+/// The same, with what can be known at once: on native everything, in browsers nothing.
+fn create_now(
+    device: &wgpu::Device,
+    what: &'static str,
+    size: u64,
+    usage: BufferUsages,
+    mapped_at_creation: bool,
+) -> Result<wgpu::Buffer, Error> {
+    let (buffer, created) = create(device, what, size, usage, mapped_at_creation);
+    now_or_never(created).unwrap_or(Ok(()))?;
+    Ok(buffer)
+}
+
 /// A buffer of zeros.
 pub(super) async fn buffer(
     device: &wgpu::Device,
@@ -56,9 +69,7 @@ pub(super) fn buffer_now(
     size: u64,
     usage: BufferUsages,
 ) -> Result<wgpu::Buffer, Error> {
-    let (buffer, created) = create(device, what, size, usage, false);
-    now_or_never(created).unwrap_or(Ok(()))?;
-    Ok(buffer)
+    create_now(device, what, size, usage, false)
 }
 
 /// A buffer that is mapped for writing. In browsers a failure shows only when it is used.
@@ -68,9 +79,7 @@ pub(super) fn mapped_buffer(
     size: u64,
     usage: BufferUsages,
 ) -> Result<wgpu::Buffer, Error> {
-    let (buffer, created) = create(device, what, size, usage, true);
-    now_or_never(created).unwrap_or(Ok(()))?;
-    Ok(buffer)
+    create_now(device, what, size, usage, true)
 }
 
 /// A buffer with fixed contents.

@@ -49,7 +49,8 @@ pub fn attend_history(
     partials
 }
 
-fn read_code(bits: Bits, head_dim: u32, channel: u32, word: impl Fn(u32) -> u32) -> u32 {
+/// The code (or 16-bit element) of `channel` in a row whose words `word` gives.
+pub(super) fn read_code(bits: Bits, head_dim: u32, channel: u32, word: impl Fn(u32) -> u32) -> u32 {
     bits.parts(head_dim, channel)
         .map(|part| ((word(part.word) >> part.shift) & ((1 << part.width) - 1)) << part.code_shift)
         .sum()

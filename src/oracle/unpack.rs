@@ -1,5 +1,6 @@
 //! Packed tokens return to the window: dequantized, then through the entry function.
 
+use super::attend_history::read_code;
 use super::{Tensor, Unpacked, put};
 use crate::format::{BlockLayout, Param, dequantize, unrotate, widen};
 use crate::geometry::Geometry;
@@ -40,14 +41,9 @@ pub fn element(g: &Geometry, tensor: Tensor, words: &[u32], token: u32, channel:
             layout.value_param(token, channel / layout.value_group),
         ),
     };
+    let code = read_code(bits, layout.head_dim, channel, |word| words[place(layout, token, word) as usize]);
     if !bits.is_quantized() {
-        let word = words[place(layout, token, channel / 2) as usize];
-        return widen((word >> (16 * (channel % 2))) & 0xffff, g.sixteen_bit_format());
-    }
-    let mut code = 0;
-    for part in bits.parts(layout.head_dim, channel) {
-        let field = words[place(layout, token, part.word) as usize] >> part.shift;
-        code |= (field & ((1 << part.width) - 1)) << part.code_shift;
+        return widen(code, g.sixteen_bit_format());
     }
     dequantize(Param::from_word(words[param as usize]), code)
 }
