@@ -1,6 +1,6 @@
 //! Schemes of quantized caches on real keys, values and queries: what they cost and what they lose.
 //!
-//! For each file of `tests/data` and each scheme: bits per element (in packed form, and of all that a cache of 24 layers allocates for 32768 tokens), the error of attention outputs against exact keys and values, and the mean KL
+//! For each file of `tests/data` and each scheme: bits per element (in packed form; of what holds the file's tokens, window and sinks included; of all that a cache of 24 layers allocates for 32768 tokens), the error of attention outputs against exact keys and values, and the mean KL
 //! divergence of the attention weights from exact ones. Ours run on the oracle and on the GPU, which must agree; those of the engines in common use are computed here.
 //! `cargo run --example compare [-- --svg FILE] [FILES]`
 
@@ -10,10 +10,10 @@ mod host;
 mod real_data;
 
 use host::Gpu;
-use kivi_wgpu::format::{enter, unrotate_exactly, widen};
+use kivi_wgpu::format::{cache_bytes, enter, unrotate_exactly, widen};
 use kivi_wgpu::oracle::{CpuCache, LayerInput, Tensor, unpack};
 use kivi_wgpu::{
-    Bits, CacheConfig, Dtype, KvCache, KvCacheOptions, LayerIo, LayerState, Preset, SequenceStep,
+    Axis, Bits, CacheConfig, Dtype, KvCache, KvCacheOptions, LayerIo, LayerState, Preset, SequenceStep,
     TensorFormat, TensorView, Variant,
 };
 use plotters::prelude::*;
@@ -57,14 +57,62 @@ fn schemes() -> Vec<Scheme> {
                     .with_formats(two().with_clipping(), two().with_rotation().with_clipping())
             },
         },
+        Scheme { name: "KIVI, keys 4 bits, values 2", config: |c| c.with_bits(Bits::Four, Bits::Two) },
+        Scheme { name: "KIVI, keys 2 bits, values 4", config: |c| c.with_bits(Bits::Two, Bits::Four) },
         Scheme { name: "preset Bits3", config: |c| c.with_preset(Preset::Bits3) },
+        Scheme { name: "preset Bits2_75", config: |c| c.with_preset(Preset::Bits2_75) },
         Scheme { name: "KIVI, groups of 64", config: |c| c.with_group_size(64) },
+        Scheme {
+            name: "Kivi2, compact parameters",
+            config: |c| c.with_formats(two().with_compact_parameters(), two().with_compact_parameters()),
+        },
+        Scheme {
+            name: "preset Bits3, keys rotated too",
+            config: |c| {
+                let c = c.with_preset(Preset::Bits3);
+                let (keys, values) = (c.keys.with_rotation(), c.values);
+                c.with_formats(keys, values)
+            },
+        },
+        Scheme { name: "preset Bits2_25", config: |c| c.with_preset(Preset::Bits2_25) },
+        Scheme {
+            name: "16 bits, the last 512 tokens and 4 sinks",
+            config: |c| c.with_bits(Bits::Sixteen, Bits::Sixteen).with_sink_tokens(4).with_history_limit(512),
+        },
+        Scheme {
+            name: "16 bits, the last 256 tokens and 4 sinks",
+            config: |c| c.with_bits(Bits::Sixteen, Bits::Sixteen).with_sink_tokens(4).with_history_limit(256),
+        },
+        Scheme {
+            name: "keys and values per token, 8 bits",
+            config: |c| {
+                let eight = TensorFormat::new(Bits::Eight);
+                c.with_formats(eight.with_axis(Axis::PerToken), eight)
+            },
+        },
+        Scheme {
+            name: "keys and values per token, 4 bits",
+            config: |c| {
+                let four = TensorFormat::new(Bits::Four);
+                c.with_formats(four.with_axis(Axis::PerToken), four)
+            },
+        },
+        Scheme {
+            name: "keys and values per token, 2 bits",
+            config: |c| c.with_formats(two().with_axis(Axis::PerToken), two()),
+        },
+        Scheme {
+            name: "keys per token, values per channel, 2 bits",
+            config: |c| c.with_formats(two().with_axis(Axis::PerToken), two().with_axis(Axis::PerChannel)),
+        },
     ]
 }
 
 /// What a scheme does on one file.
 struct Outcome {
     format_bits: f64,
+    /// What holds the file's tokens, window and sinks included.
+    held_bits: f64,
     resident_bits: f64,
     error: f64,
     divergence: f64,
@@ -100,9 +148,9 @@ fn main() -> Result<(), Failure> {
         let data = RealData::load(file)?;
         println!("{}, {} tokens, the last {} attend\n", data.name, data.tokens, data.queries);
         println!(
-            "| scheme | format bits | resident bits | output error | KL of the weights | GPU − oracle |"
+            "| scheme | format bits | bits held here | resident bits | output error | KL of the weights | GPU − oracle |"
         );
-        println!("|---|---|---|---|---|---|");
+        println!("|---|---|---|---|---|---|---|");
         for scheme in schemes() {
             let outcome = run(&gpu, &data, &(scheme.config)(config_of(&data)))?;
             print_row(scheme.name, &outcome);
@@ -116,14 +164,16 @@ fn main() -> Result<(), Failure> {
         println!();
     }
     draw(&svg, &points)?;
-    println!("{}: error against format bits, a point per scheme and file", svg.display());
+    println!("{}: error against bits held, a point per scheme and file", svg.display());
     Ok(())
 }
 
 fn print_row(name: &str, o: &Outcome) {
     let gpu = o.gpu.map_or("—".into(), |difference| format!("{difference:.1e}"));
-    let Outcome { format_bits, resident_bits, error, divergence, .. } = o;
-    println!("| {name} | {format_bits:.2} | {resident_bits:.2} | {error:.4} | {divergence:.5} | {gpu} |");
+    let Outcome { format_bits, held_bits, resident_bits, error, divergence, .. } = o;
+    println!(
+        "| {name} | {format_bits:.2} | {held_bits:.2} | {resident_bits:.2} | {error:.4} | {divergence:.5} | {gpu} |"
+    );
 }
 
 fn config_of(data: &RealData) -> CacheConfig {
@@ -171,13 +221,13 @@ fn run(gpu: &Gpu, data: &RealData, config: &CacheConfig) -> Result<Outcome, Fail
     let exact = data.output("out.exact").ok_or("the file has no exact output")?;
     // All bytes that a cache of a whole model allocates for one long sequence.
     let model = CacheConfig::new(LAYERS, config.query_heads, config.kv_heads, config.head_dim)
-        .with_formats(config.keys, config.values)
-        .with_group_size(config.group_size)
-        .with_sink_tokens(config.sink_tokens)
+        .with_format(config.format_of(0))
         .with_capacity(TOKENS);
+    let held = cache_bytes(config, data.tokens as u32)?;
     let elements = f64::from(LAYERS) * f64::from(TOKENS) * 2.0 * row as f64;
     Ok(Outcome {
         format_bits: cache.geometry().layout.format_bits(),
+        held_bits: 8.0 * held.content() as f64 / (2 * data.tokens * row) as f64,
         resident_bits: 8.0 * model.bytes_for(TOKENS)?.total() as f64 / elements,
         error: relative_error(&out, exact),
         divergence: divergence(data, &keys),
@@ -225,13 +275,16 @@ fn dequantized_keys(cache: &CpuCache, state: &LayerState) -> Vec<f64> {
         elements.map(|bits| f64::from(widen(bits, g.window_format))).collect()
     };
     let mut keys = unpacked(&state.sinks.keys);
+    // Tokens that are gone have no weight.
+    let gone = state.lengths.evicted * layout.group * layout.kv_heads * layout.head_dim;
+    keys.resize(keys.len() + gone as usize, f64::NAN);
     for block in state.blocks.chunks(layout.block_words() as usize) {
         for token in 0..layout.group {
             for head in block.chunks(layout.head_words() as usize) {
                 let mut row: Vec<f64> = (0..layout.head_dim)
                     .map(|c| f64::from(unpack::element(g, Tensor::Keys, head, token, c)))
                     .collect();
-                if g.keys.rotated {
+                if g.layout.keys.rotated {
                     unrotate_exactly(&mut row);
                 }
                 keys.extend(row);
@@ -251,7 +304,8 @@ fn weights(data: &RealData, keys: &[f64], query: usize, head: usize) -> Vec<f64>
     let logits: Vec<f64> = (0..visible)
         .map(|t| {
             let key = &keys[(t * data.kv_heads + kv_head) * dim..][..dim];
-            key.iter().zip(q).map(|(k, &q)| k * f64::from(q)).sum::<f64>() / (dim as f64).sqrt()
+            let product = key.iter().zip(q).map(|(k, &q)| k * f64::from(q)).sum::<f64>();
+            if product.is_nan() { f64::NEG_INFINITY } else { product / (dim as f64).sqrt() }
         })
         .collect();
     let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -268,7 +322,7 @@ fn divergence(data: &RealData, keys: &[f64]) -> f64 {
         for head in 0..data.query_heads {
             let (p, other) = (weights(data, &exact, query, head), weights(data, keys, query, head));
             let terms = p.iter().zip(&other).filter(|(p, _)| **p > 0.0);
-            sum += terms.map(|(p, o)| p * (p / o.max(1e-300)).ln()).sum::<f64>();
+            sum += terms.map(|(p, o)| p * (p / o).ln()).sum::<f64>();
         }
     }
     sum / (data.queries * data.query_heads) as f64
@@ -320,36 +374,49 @@ fn engine(data: &RealData, bits: f64, quantize: Quantize) -> Outcome {
     }
     let exact = data.output("out.exact").unwrap_or_default();
     let error = relative_error(&out, exact);
-    Outcome { format_bits: bits, resident_bits: bits, error, divergence: divergence(data, &keys), gpu: None }
+    Outcome {
+        format_bits: bits,
+        held_bits: bits,
+        resident_bits: bits,
+        error,
+        divergence: divergence(data, &keys),
+        gpu: None,
+    }
 }
 
-/// Error against format bits, a colour per scheme.
+/// Error against what holds the tokens, a colour per scheme.
 fn draw(path: &PathBuf, points: &[(&str, Outcome)]) -> Result<(), Failure> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
-    let root = SVGBackend::new(path, (960, 600)).into_drawing_area();
+    let root = SVGBackend::new(path, (1240, 640)).into_drawing_area();
     root.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&root)
+    let (plot, legend) = root.split_horizontally(820);
+    let mut chart = ChartBuilder::on(&plot)
         .margin(16)
-        .caption("Error of attention outputs", ("sans-serif", 20))
+        .caption("Error of attention outputs, on every file", ("sans-serif", 20))
         .x_label_area_size(40)
         .y_label_area_size(64)
-        .build_cartesian_2d(2.0..9.0, (1e-3..2.0).log_scale())?;
-    chart.configure_mesh().x_desc("format bits per element").y_desc("relative error").draw()?;
-    let mut names: Vec<&str> =
-        points.iter().map(|(name, _)| *name).filter(|name| *name != "16 bits").collect();
-    names.sort_unstable();
-    names.dedup();
-    for (i, name) in names.into_iter().enumerate() {
-        let color = Palette99::pick(i).to_rgba();
-        let own = points.iter().filter(|(n, _)| *n == name).map(|(_, o)| (o.format_bits, o.error));
-        chart
-            .draw_series(own.map(|at| Circle::new(at, 5, color.filled())))?
-            .label(name)
-            .legend(move |(x, y)| Circle::new((x, y), 5, color.filled()));
+        .build_cartesian_2d(4.0..10.5, (3e-3..2.0).log_scale())?;
+    chart
+        .configure_mesh()
+        .x_desc("bits per element that hold the 1024 tokens, window and sinks included")
+        .y_desc("relative error")
+        .draw()?;
+    let mut names: Vec<&str> = Vec::new();
+    for (name, _) in points.iter().filter(|(name, _)| *name != "16 bits") {
+        if !names.contains(name) {
+            names.push(name);
+        }
     }
-    chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK).draw()?;
+    for (i, name) in names.into_iter().enumerate() {
+        let (color, size) = (Palette99::pick(i).to_rgba(), 5);
+        let own = points.iter().filter(|(n, _)| *n == name).map(|(_, o)| (o.held_bits, o.error));
+        chart.draw_series(own.map(|at| Circle::new(at, size, color.filled())))?;
+        let y = 40 + 24 * i as i32;
+        legend.draw(&Circle::new((12, y), size, color.filled()))?;
+        legend.draw(&Text::new(name, (26, y - 7), ("sans-serif", 14)))?;
+    }
     root.present()?;
     Ok(())
 }

@@ -20,20 +20,37 @@ def words(dim, bits):
 def floats(x, dtype):  # an array of '<u4' or '<u2' words
     return x.view("<f4") if dtype == "F32" else x.view("<f2").astype("<f4") if dtype == "F16" else (x.astype("<u4") << 16).view("<f4")
 
-def dequantize(rows, params, bits, dim, dtype):  # rows [..., token, row word], parameters [..., token or 1, channel]
+def parameters(words, count, compact):  # scale and minimum of each of `count` groups
+    if not compact:
+        return (floats(half.astype("<u2"), "F16") for half in (words & 0xFFFF, words >> 16))
+    half = np.ascontiguousarray(words).view("<u2")[..., :count]
+    scale = floats((half & 0xFF) << 7, "F16")
+    number = (half << 1).astype("<i2") >> 9  # seven bits with a sign
+    return scale, number.astype("<f4") * (np.where(half >> 15, 4, 0.25).astype("<f4") * scale)
+
+def tensor(h, f, name, w, dtype):  # one tensor's part of the blocks, [block, head, token, channel]; and how many words it takes
+    t, d, g = f[name], h["head_dim"], f["group_size"]
+    bits, per_channel, row = t["bits"], t["axis"] == "per_channel", sum(words(h["head_dim"], t["bits"]))
+    codes = w[..., : row * g].reshape(*w.shape[:2], *((row, g) if name == "keys" else (g, row)))
+    rows = codes.swapaxes(2, 3) if name == "keys" else codes
     if bits == 16:
-        return floats(np.ascontiguousarray(rows).view("<u2"), dtype)
+        return floats(np.ascontiguousarray(rows).view("<u2"), dtype), row * g
     code, shift = 0, 0
-    for width, plane in zip(PLANES[bits], np.split(rows, np.cumsum(words(dim, bits))[:-1], axis=-1)):
+    for width, plane in zip(PLANES[bits], np.split(rows, np.cumsum(words(d, bits))[:-1], axis=-1)):
         part = (plane[..., None] >> np.arange(0, 32, width, dtype="<u4")) & ((1 << width) - 1)
-        code, shift = code | (part.reshape(*rows.shape[:-1], plane.shape[-1] * (32 // width))[..., :dim] << shift), shift + width
-    scale, minimum = (floats(half.astype("<u2"), "F16") for half in (params & 0xFFFF, params >> 16))
-    return code.astype("<f4") * scale + minimum
+        code, shift = code | (part.reshape(*rows.shape[:-1], plane.shape[-1] * (32 // width))[..., :d] << shift), shift + width
+    per_row = -(-d // f["value_group_size"])
+    count = d if per_channel else g * per_row
+    used = -(-count // 2) if t["compact"] else count
+    spread = lambda p: p[:, :, None] if per_channel else np.repeat(p.reshape(*w.shape[:2], g, per_row), f["value_group_size"], axis=3)[..., :d]
+    scale, minimum = (spread(p) for p in parameters(w[..., row * g : row * g + used], count, t["compact"]))
+    x = code.astype("<f4") * scale + minimum
+    return unrotate(x) if t["rotated"] else x, row * g + used
 
 def unrotate(x):  # the inverse of the Hadamard transform along the last axis, in pieces of its largest power of two
     log = (x.shape[-1] & -x.shape[-1]).bit_length() - 1
     for i in range(log):
-        pairs = x.reshape(*x.shape[:-1], -1, 2, 1 << i)
+        pairs = x.reshape(*x.shape[:-1], x.shape[-1] >> (i + 1), 2, 1 << i)
         a, b = pairs[..., 0:1, :], pairs[..., 1:2, :]
         x = np.concatenate([a + b, a - b], axis=-2).reshape(x.shape)
     return x * np.float32(2.0 ** ((log + 1) // 2 - log))
@@ -42,17 +59,12 @@ def layer(h, tensors, l):
     def tokens(name):
         dtype, shape, data = tensors[f"layers.{l}.{name}"]
         return floats(np.frombuffer(data, "<u4" if dtype == "F32" else "<u2"), dtype).reshape(shape)
-    d, g, gv, window = h["head_dim"], h["group_size"], h["value_group_size"], h["window_format"].upper()
+    f, window = h["formats"][h["layers"][l]], h["window_format"].upper()
     w = np.frombuffer(tensors[f"layers.{l}.blocks"][2], "<u4").reshape(tensors[f"layers.{l}.blocks"][1])
-    kw, vw = sum(words(d, h["keys"]["bits"])), sum(words(d, h["values"]["bits"]))
-    kp, vp = d * (h["keys"]["bits"] < 16), -(-d // gv) * (h["values"]["bits"] < 16)
-    k, kparam, v, vparam = np.split(w, np.cumsum([kw * g, kp, vw * g]), axis=2)
     dtype = "F16" if window == "F32" else window
-    keys = dequantize(k.reshape(*w.shape[:2], kw, g).swapaxes(2, 3), kparam[:, :, None], h["keys"]["bits"], d, dtype)
-    vparam = np.repeat(vparam.reshape(*w.shape[:2], g, vp), gv, axis=3)[..., :d]
-    values = dequantize(v.reshape(*w.shape[:2], g, vw), vparam, h["values"]["bits"], d, dtype)
-    values = unrotate(values) if h["values"]["rotated"] else values
-    packed = lambda x: x.swapaxes(1, 2).reshape(-1, h["kv_heads"], d)
+    keys, used = tensor(h, f, "keys", w, dtype)
+    values, _ = tensor(h, f, "values", w[..., used:], dtype)
+    packed = lambda x: x.swapaxes(1, 2).reshape(-1, h["kv_heads"], h["head_dim"])
     return [np.concatenate([tokens(f"sinks.{n}"), packed(x), tokens(f"window.{n}")]) for n, x in (("keys", keys), ("values", values))]
 
 header, tensors = load(sys.argv[1])

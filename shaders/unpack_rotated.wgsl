@@ -1,4 +1,4 @@
-// Packed values that are rotated return to the window: dequantized, rotated back, then through the entry function. Keys go through unpack.wgsl. Twin:
+// Packed keys or values that are rotated return to the window: dequantized, rotated back, then through the entry function. Others go through unpack.wgsl. Twin:
 // src/oracle/unpack.rs.
 //
 // | binding | what | access |
@@ -15,6 +15,13 @@
 const ROTATED_ROWS: u32 = 1u;
 const ROTATION_WORKGROUP: u32 = 64u;
 
+fn rotated_element(first: u32, token: u32, channel: u32) -> u32 {
+    if (ROTATED_TENSOR == 0u) {
+        return key_element(first, token, channel);
+    }
+    return value_element(first, token, channel);
+}
+
 @compute @workgroup_size(ROTATION_WORKGROUP)
 fn unpack_rotated(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let item = work_item(group);
@@ -27,10 +34,10 @@ fn unpack_rotated(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
     let head = group.y;
     let first = block * BLOCK_WORDS + head * HEAD_WORDS;
     for (var channel = local; channel < HEAD_DIM; channel += ROTATION_WORKGROUP) {
-        sh_rows[channel] = value_element(first, token, channel);
+        sh_rows[channel] = rotated_element(first, token, channel);
     }
     butterflies(UNROTATION_SCALE, local);
-    let row = (slot + RING_SLOTS) * TOKEN_WORDS + head * ROW_WORDS;
+    let row = (slot + ROTATED_TENSOR * RING_SLOTS) * TOKEN_WORDS + head * ROW_WORDS;
     for (var word = local; word < ROW_WORDS; word += ROTATION_WORKGROUP) {
         if (WINDOW_FORMAT == F32) {
             ring[row + word] = enter(WINDOW_FORMAT, sh_rows[word]);

@@ -1,6 +1,7 @@
 //! What a user chooses.
 
 use crate::format::{Bits, Dtype, TensorFormat, ZeroPoint};
+use std::collections::BTreeMap;
 
 /// Which of a step's new tokens a query sees besides the tokens before them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -26,7 +27,57 @@ pub struct LayerAttention {
     pub soft_cap: Option<f32>,
 }
 
-/// Configuration of a cache. All layers share it.
+/// How a layer's keys and values are packed, and which of its tokens stay unpacked.
+///
+/// Layers that agree on all of it form a class: they share plans, which cost time per step, and buffers for them. A few classes are cheap, one per layer is not.
+///
+/// ```
+/// use kivi_wgpu::{CacheConfig, Preset};
+/// // The first two layers and the last in 4 bits, the others in 2.25.
+/// let wide = Preset::Bits4_5.format();
+/// let config = CacheConfig::new(32, 32, 8, 128).with_preset(Preset::Bits2_25).with_layer_format([0, 1, 31], wide);
+/// assert_eq!(config.format_of(31).keys, wide.keys);
+/// assert_eq!(config.format_of(2), Preset::Bits2_25.format());
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct LayerFormat {
+    /// How keys are packed. Default 2 bits, by the rules of KIVI.
+    pub keys: TensorFormat,
+    /// How values are packed. Default 2 bits, by the rules of KIVI.
+    pub values: TensorFormat,
+    /// Tokens in a block, and in a group of what is quantized per channel: 16, 32, 64 or 128. Default 32.
+    pub group_size: u32,
+    /// Channels in a group of what is quantized per token: 16, 32, 64, 128 or `head_dim`. Default: `group_size`.
+    pub value_group_size: Option<u32>,
+    /// W: the newest tokens that are always kept unpacked. Default 128; may be 0.
+    pub residual_window: u32,
+    /// S: the first positions, kept unpacked for ever. Default 0.
+    pub sink_tokens: u32,
+    /// Tokens up to which a sequence keeps its history, counted back from its newest: after a step, packed blocks all of whose tokens are older are dropped, and their
+    /// pages are free. Sinks stay. Default `None`: everything is kept.
+    ///
+    /// It is the sliding-window-with-sinks baseline of the literature, for comparison and for models that were trained with such a window. Tokens keep their
+    /// original positions: keys are not re-rotated, as StreamingLLM (Xiao et al., 2024) does. Queries of one step see what was there when it began.
+    pub history_limit: Option<u32>,
+}
+
+impl Default for LayerFormat {
+    /// The format of KIVI's paper: 2 bits in groups of 32, a window of 128.
+    fn default() -> LayerFormat {
+        LayerFormat {
+            keys: TensorFormat::new(Bits::Two),
+            values: TensorFormat::new(Bits::Two),
+            group_size: 32,
+            value_group_size: None,
+            residual_window: 128,
+            sink_tokens: 0,
+            history_limit: None,
+        }
+    }
+}
+
+/// Configuration of a cache.
 ///
 /// ```
 /// use kivi_wgpu::{Bits, CacheConfig};
@@ -49,18 +100,22 @@ pub struct CacheConfig {
     pub head_dim: u32,
     /// Elements per head of the values; `None`: `head_dim`. Nothing else is supported, so models with multi-head latent attention are not.
     pub value_head_dim: Option<u32>,
-    /// How keys are packed. Default 2 bits, by the rules of KIVI.
+    /// As [`LayerFormat::keys`]; this and the fields up to `history_limit` are those of layers that [`Self::layer_formats`] does not name.
     pub keys: TensorFormat,
-    /// How values are packed. Default 2 bits, by the rules of KIVI.
+    /// As [`LayerFormat::values`].
     pub values: TensorFormat,
-    /// Tokens in a group of keys, and in a block: 16, 32, 64 or 128. Default 32.
+    /// As [`LayerFormat::group_size`].
     pub group_size: u32,
-    /// Channels in a group of values: 16, 32, 64, 128 or `head_dim`. Default: `group_size`.
+    /// As [`LayerFormat::value_group_size`].
     pub value_group_size: Option<u32>,
-    /// W: the newest tokens that are always kept unpacked. Default 128; may be 0.
+    /// As [`LayerFormat::residual_window`].
     pub residual_window: u32,
-    /// S: the first positions, kept unpacked for ever. Default 0.
+    /// As [`LayerFormat::sink_tokens`].
     pub sink_tokens: u32,
+    /// As [`LayerFormat::history_limit`].
+    pub history_limit: Option<u32>,
+    /// Layers with a format of their own.
+    pub layer_formats: BTreeMap<u32, LayerFormat>,
     /// Element type of the residual window and the sinks. Default f16.
     pub window_format: Dtype,
     /// Tokens that the pool holds at first, over all sequences. Default 4096. It grows by slabs, of half as much again as there is; nothing is copied.
@@ -81,7 +136,7 @@ pub struct CacheConfig {
     pub layer_attention: Vec<LayerAttention>,
     /// Upper bound of one slab (a buffer of packed pages) in bytes. Default: what the device allows in one binding.
     pub max_slab_bytes: Option<u64>,
-    /// Upper bound of the attention scratch, which all layers share, in bytes. Attention that needs more runs in rounds, with the same results.
+    /// Upper bound of the attention scratch, which all layers share (each class of layers a part), in bytes. Attention that needs more runs in rounds, with the same results.
     /// Default 32 MiB; one row tile over the longest sequence must fit, else it is larger.
     pub max_scratch_bytes: u64,
 }
@@ -100,18 +155,29 @@ macro_rules! setters {
 impl CacheConfig {
     /// A 2-bit cache with groups of 32 and a window of 128, for 4096 tokens of one sequence.
     pub fn new(layers: u32, query_heads: u32, kv_heads: u32, head_dim: u32) -> Self {
+        let LayerFormat {
+            keys,
+            values,
+            group_size,
+            value_group_size,
+            residual_window,
+            sink_tokens,
+            history_limit,
+        } = LayerFormat::default();
         CacheConfig {
             layers,
             query_heads,
             kv_heads,
             head_dim,
             value_head_dim: None,
-            keys: TensorFormat::new(Bits::Two),
-            values: TensorFormat::new(Bits::Two),
-            group_size: 32,
-            value_group_size: None,
-            residual_window: 128,
-            sink_tokens: 0,
+            keys,
+            values,
+            group_size,
+            value_group_size,
+            residual_window,
+            sink_tokens,
+            history_limit,
+            layer_formats: BTreeMap::new(),
             window_format: Dtype::F16,
             capacity: 4096,
             max_capacity: None,
@@ -124,6 +190,61 @@ impl CacheConfig {
             max_slab_bytes: None,
             max_scratch_bytes: 32 << 20,
         }
+    }
+
+    /// The format of a layer.
+    pub fn format_of(&self, layer: u32) -> LayerFormat {
+        let &CacheConfig {
+            keys,
+            values,
+            group_size,
+            value_group_size,
+            residual_window,
+            sink_tokens,
+            history_limit,
+            ..
+        } = self;
+        let own = self.layer_formats.get(&layer).copied();
+        own.unwrap_or(LayerFormat {
+            keys,
+            values,
+            group_size,
+            value_group_size,
+            residual_window,
+            sink_tokens,
+            history_limit,
+        })
+    }
+
+    /// Sets the format of all layers that have none of their own.
+    #[must_use]
+    pub fn with_format(self, format: LayerFormat) -> Self {
+        let LayerFormat {
+            keys,
+            values,
+            group_size,
+            value_group_size,
+            residual_window,
+            sink_tokens,
+            history_limit,
+        } = format;
+        CacheConfig {
+            keys,
+            values,
+            group_size,
+            value_group_size,
+            residual_window,
+            sink_tokens,
+            history_limit,
+            ..self
+        }
+    }
+
+    /// Gives some layers a format of their own.
+    #[must_use]
+    pub fn with_layer_format(mut self, layers: impl IntoIterator<Item = u32>, format: LayerFormat) -> Self {
+        self.layer_formats.extend(layers.into_iter().map(|layer| (layer, format)));
+        self
     }
 
     /// Sets the widths of key and value codes.
@@ -169,6 +290,8 @@ impl CacheConfig {
         with_residual_window(residual_window: u32);
         /// Sets [`Self::sink_tokens`].
         with_sink_tokens(sink_tokens: u32);
+        /// Sets [`Self::history_limit`].
+        with_history_limit(history_limit: u32);
         /// Sets [`Self::window_format`].
         with_window_format(window_format: Dtype);
         /// Sets [`Self::capacity`].

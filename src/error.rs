@@ -55,6 +55,16 @@ pub enum Error {
         /// Tokens the pool is sized for.
         capacity: u32,
     },
+    /// Two choices of a configuration that cannot both be met.
+    #[error("{a} and {b} contradict each other: {instead}")]
+    Contradiction {
+        /// The one choice.
+        a: String,
+        /// The other.
+        b: String,
+        /// What to change.
+        instead: &'static str,
+    },
     /// A device limit is too low for this configuration.
     #[error(
         "{limit} = {available} is too low: {what} needs {needed}; raise the limit (a device's when the device is created), or {instead}"
@@ -147,12 +157,12 @@ pub enum Error {
     },
     /// More queries than tokens.
     #[error(
-        "{got} queries but the sequence holds {tokens} tokens after this step: each query is one of its newest tokens"
+        "{got} queries but the sequence holds {tokens} newest tokens after this step: each query is one of them"
     )]
     QueriesExceedTokens {
         /// Queries asked for.
         got: u32,
-        /// Length of the sequence after the append.
+        /// Length of the sequence after the append; after what is gone to `history_limit`, if something is.
         tokens: u32,
     },
     /// The pool of pages is full, and as large as it may get.
@@ -185,13 +195,31 @@ pub enum Error {
         /// The length that it has.
         tokens: u32,
     },
+    /// A sequence cannot be cut among tokens that are gone.
+    #[error(
+        "{sequence} has lost its tokens from {sinks} to {first} to history_limit: truncate it to {first} or more, or to {sinks} or less, not to {got}"
+    )]
+    TruncateIntoEvicted {
+        /// The sequence.
+        sequence: crate::plan::SequenceId,
+        /// The length asked for.
+        got: u32,
+        /// The first position after those that are gone.
+        first: u32,
+        /// The first position that is gone.
+        sinks: u32,
+    },
     /// No sequence of this configuration has such lengths.
-    #[error("{tokens} tokens with {blocks} packed blocks are no sequence of this configuration")]
+    #[error(
+        "{tokens} tokens with {blocks} packed blocks, {evicted} of them gone, are no sequence of this configuration"
+    )]
     SequenceLengths {
         /// Tokens.
         tokens: u32,
-        /// Packed blocks.
+        /// Blocks that have been packed.
         blocks: u32,
+        /// Blocks that are gone.
+        evicted: u32,
     },
     /// A reorder without exactly one parent per sequence.
     #[error(
@@ -256,7 +284,7 @@ pub enum Error {
 
     // ---- layers and buffers --------------------------------------------------------------------
     /// Layer index out of range.
-    #[error("layer {got} does not exist: this cache has {layers}")]
+    #[error("layer {got} does not exist: there are {layers}")]
     LayerOutOfRange {
         /// The index given.
         got: u32,

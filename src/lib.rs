@@ -41,7 +41,7 @@
 //!
 //! # What is where
 //!
-//! - [`CacheConfig`]: what a user chooses; [`Preset`] and [`TensorFormat`]: how keys and values are packed. [`Geometry`]: every size that follows.
+//! - [`CacheConfig`]: what a user chooses; [`Preset`], [`LayerFormat`] and [`TensorFormat`]: how keys and values are packed, of all layers or of each. [`Geometry`]: every size that follows.
 //! - [`Snapshot`]: a sequence outside any cache, and its file.
 //! - [`KvCache`], [`Step`], [`LayerIo`]: the cache on a GPU (feature `wgpu`, on by default). [`Variant`]: which attention kernels it runs.
 //! - [`mod@format`]: the block format and the bit-exact quantizer; [`format::cache_bytes`] is the memory calculator.
@@ -68,9 +68,9 @@ mod preset;
 pub mod snapshot;
 mod state;
 
-pub use config::{CacheConfig, LayerAttention, Mask};
+pub use config::{CacheConfig, LayerAttention, LayerFormat, Mask};
 pub use error::Error;
-pub use format::{Bits, Dtype, TensorFormat, ZeroPoint};
+pub use format::{Axis, Bits, Dtype, TensorFormat, ZeroPoint};
 pub use geometry::Geometry;
 pub use memory::{LayerMemory, MemoryUsage};
 pub use plan::{Operation, SequenceId, SequenceStep};

@@ -3,7 +3,7 @@
 use crate::config::CacheConfig;
 use crate::error::Error;
 use crate::geometry::{DEFAULT_MAX_BINDING, Geometry};
-use crate::plan::Usage;
+use crate::plan::{SequenceLengths, Usage};
 
 /// Bytes of one layer's buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -29,40 +29,49 @@ impl LayerMemory {
 
 /// Bytes of a cache's GPU buffers, as allocated.
 ///
-/// Not counted: 96 bytes per [`LayerBinding`](crate::LayerBinding), and what `load` and the `submit_and_…` calls need for as long as they run.
+/// Not counted: 96 bytes per [`LayerBinding`](crate::LayerBinding) and per class of layers that rotates something apart, and what `load` and the `submit_and_…` calls need for as long as they run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MemoryUsage {
     /// Each layer's own buffers.
     pub layers: Vec<LayerMemory>,
-    /// Unpacked tokens of steps longer than a ring; shared by all layers.
+    /// Unpacked tokens of steps longer than a ring; shared by all layers of a class.
     pub staging: u64,
-    /// Partial results of attention; shared by all layers.
+    /// Queries and rows that are rotated before a kernel reads them; shared by all layers of a class, and 0 where none does so.
+    pub rotated: u64,
+    /// Partial results of attention; shared by all layers of a class.
     pub scratch: u64,
     /// The plan of the current operation, and the upload buffers of those on their way.
     pub plan: u64,
 }
 
 impl MemoryUsage {
-    /// Of a cache of this geometry that is in use to this degree.
-    pub(crate) fn new(g: &Geometry, usage: Usage) -> MemoryUsage {
-        let layout = &g.layout;
-        let heads = u64::from(layout.kv_heads) * 4;
-        let token = u64::from(g.token_words()) * 8;
-        let slabs: u64 = (0..g.slabs()).map(|slab| g.slab_bytes(slab)).sum();
-        let mut layer = LayerMemory {
-            codes: usage.blocks * heads * u64::from(layout.code_words()),
-            parameters: usage.blocks * heads * u64::from(layout.head_words() - layout.code_words()),
-            window: usage.window_tokens * token,
-            sinks: usage.sink_tokens * token,
-            slack: 0,
-        };
-        layer.slack = slabs + g.unpacked_bytes() - layer.total();
-        MemoryUsage {
-            layers: vec![layer; g.layers as usize],
-            staging: g.staging_bytes(),
-            scratch: g.scratch_bytes(),
-            plan: g.plan_bytes() + g.upload_bytes(),
+    /// Of a cache of classes of layers, each in use to some degree.
+    pub(crate) fn new<'a>(classes: impl IntoIterator<Item = (&'a Geometry, Usage)>) -> MemoryUsage {
+        let mut memory = MemoryUsage::default();
+        for (g, usage) in classes {
+            let layout = &g.layout;
+            let heads = u64::from(layout.kv_heads) * 4;
+            let token = u64::from(g.token_words()) * 8;
+            let slabs: u64 = (0..g.slabs()).map(|slab| g.slab_bytes(slab)).sum();
+            let mut layer = LayerMemory {
+                codes: usage.blocks * heads * u64::from(layout.code_words()),
+                parameters: usage.blocks * heads * u64::from(layout.head_words() - layout.code_words()),
+                window: usage.window_tokens * token,
+                sinks: usage.sink_tokens * token,
+                slack: 0,
+            };
+            layer.slack = slabs + g.unpacked_bytes() - layer.total();
+            for &id in &g.layer_ids {
+                let id = id as usize;
+                memory.layers.resize(memory.layers.len().max(id + 1), LayerMemory::default());
+                memory.layers[id] = layer;
+            }
+            memory.staging += g.staging_bytes();
+            memory.rotated += g.rotated_bytes();
+            memory.scratch += g.scratch_bytes();
+            memory.plan += g.plan_bytes() + g.upload_bytes();
         }
+        memory
     }
 
     /// Of all layers together, by what they hold.
@@ -78,7 +87,7 @@ impl MemoryUsage {
 
     /// The sum.
     pub fn total(&self) -> u64 {
-        self.all_layers().total() + self.staging + self.scratch + self.plan
+        self.all_layers().total() + self.staging + self.rotated + self.scratch + self.plan
     }
 }
 
@@ -91,17 +100,18 @@ impl CacheConfig {
     /// As [`Geometry::new`]; [`Error::Unsupported`] for more tokens than `max_capacity`.
     pub fn bytes_for(&self, tokens: u32) -> Result<MemoryUsage, Error> {
         let config = self.clone().with_capacity(self.capacity.max(tokens));
-        let g = match Geometry::new(&config, DEFAULT_MAX_BINDING) {
-            Err(Error::LimitTooLow { .. }) => Geometry::new(&config, u64::MAX)?,
+        let classes = match Geometry::all(&config, DEFAULT_MAX_BINDING) {
+            Err(Error::LimitTooLow { .. }) => Geometry::all(&config, u64::MAX)?,
             other => other?,
         };
-        let after_sinks = tokens.saturating_sub(g.sinks);
-        let blocks = after_sinks.saturating_sub(g.window) / g.layout.group;
-        let usage = Usage {
-            blocks: blocks.into(),
-            window_tokens: (after_sinks - blocks * g.layout.group).into(),
-            sink_tokens: tokens.min(g.sinks).into(),
+        let usage = |g: &Geometry| {
+            let lengths = SequenceLengths::of(g, tokens);
+            Usage {
+                blocks: (lengths.blocks - lengths.evicted).into(),
+                window_tokens: lengths.window(g).into(),
+                sink_tokens: lengths.sinks(g).into(),
+            }
         };
-        Ok(MemoryUsage::new(&g, usage))
+        Ok(MemoryUsage::new(classes.iter().map(|g| (g, usage(g)))))
     }
 }

@@ -1,6 +1,7 @@
 //! The block format and its quantizer: exact rules against independent arithmetic, and the stated error bounds.
 
 use half::{bf16, f16};
+use kivi_wgpu::format::{Axis, Tensor};
 use kivi_wgpu::format::{
     BlockLayout, Param, bf16_to_f32, code, dequantize, enter, f16_to_f32, floor_to_f16, order_key, param,
     rotate, rotation_scale, rotation_size, round_to, unrotate, unrotate_exactly, widen,
@@ -30,8 +31,10 @@ fn ulp16(x: f32) -> f64 {
 /// Checks every promise about a group.
 fn check_group(bits: Bits, rule: ZeroPoint, window: Dtype, group: &[f32]) {
     let (x, p, codes) = quantize(bits, rule, window, group);
-    let (scale, min) = (f16_to_f32(p.scale), f16_to_f32(p.min));
-    for h in [p.scale, p.min] {
+    let (scale, min) = (p.scale(), p.min());
+    let (scale16, stored16) = (p.word() as u16, (p.word() >> 16) as u16);
+    assert_eq!((f16_to_f32(scale16), f16_to_f32(stored16)), (scale, min));
+    for h in [scale16, stored16] {
         assert!(f16::from_bits(h).is_normal() || h == 0, "stored {h:#x} is not storable");
     }
     let smallest = x.iter().copied().fold(f32::INFINITY, f32::min);
@@ -48,11 +51,11 @@ fn check_group(bits: Bits, rule: ZeroPoint, window: Dtype, group: &[f32]) {
     let range = largest - min16;
     let levels = f64::from(bits.max_code());
     if range == 0.0 {
-        assert_eq!((p.scale, min), (0, min16));
+        assert_eq!((scale16, min), (0, min16));
     } else {
         assert!(levels * f64::from(scale) >= f64::from(range));
-        if p.scale > 0x0400 {
-            assert!(levels * f64::from(f16_to_f32(p.scale - 1)) < f64::from(range));
+        if scale16 > 0x0400 {
+            assert!(levels * f64::from(f16_to_f32(scale16 - 1)) < f64::from(range));
         }
     }
     for (&x, &c) in x.iter().zip(&codes) {
@@ -69,7 +72,7 @@ fn check_group(bits: Bits, rule: ZeroPoint, window: Dtype, group: &[f32]) {
         assert!(error <= bound, "{x} became {y} (scale {scale}, min {min}): error {error}, bound {bound}");
     }
     if rule == ZeroPoint::Rounded && scale > 0.0 {
-        assert_eq!(p.min, textbook_min(min16, scale).unwrap_or(floor_to_f16(smallest)));
+        assert_eq!(stored16, textbook_min(min16, scale).unwrap_or(floor_to_f16(smallest)));
     }
 }
 
@@ -113,6 +116,11 @@ proptest! {
     fn groups_keep_every_promise(group in group_strategy(), bits in 0usize..4, rounded: bool, window in 0usize..3) {
         let rule = if rounded { ZeroPoint::Rounded } else { ZeroPoint::Min };
         check_group(Bits::QUANTIZED[bits], rule, Dtype::ALL[window], &group);
+    }
+
+    #[test]
+    fn compact_parameters_keep_every_promise(group in group_strategy(), bits in 0usize..4, window in 0usize..3) {
+        check_compact(Bits::QUANTIZED[bits], Dtype::ALL[window], &group);
     }
 
     #[test]
@@ -246,8 +254,7 @@ fn constant_groups_are_exact_up_to_f16() {
                 let (x, p, codes) = quantize(bits, rule, window, &group);
                 let y = dequantize(p, codes[0]);
                 // Rounding the zero point moves a constant that is no f16 to the nearest of its levels.
-                let zero =
-                    if rule == ZeroPoint::Rounded { f64::from(f16_to_f32(p.scale)) / 2.0 } else { 0.0 };
+                let zero = if rule == ZeroPoint::Rounded { f64::from(p.scale()) / 2.0 } else { 0.0 };
                 let error = (f64::from(x[0]) - f64::from(y)).abs();
                 assert!(error <= ulp16(x[0]) + zero, "{} became {y}", x[0]);
             }
@@ -439,23 +446,80 @@ fn block_regions_follow_each_other() {
                 head_dim,
                 kv_heads: 3,
                 group,
-                value_group: group.min(head_dim),
-                key_bits: Bits::Two,
-                value_bits: Bits::Four,
+                channel_group: group.min(head_dim),
+                keys: TensorFormat::new(Bits::Two),
+                values: TensorFormat::new(Bits::Four),
             };
+            let [keys, values] = [Tensor::Keys, Tensor::Values].map(|tensor| layout.tensor(tensor));
             let key_words = (head_dim * 2).div_ceil(32) * group;
-            assert_eq!(layout.key_param(0), key_words);
-            assert_eq!(layout.value_code(0, 0), key_words + head_dim);
+            assert_eq!(keys.first_param(), key_words);
+            assert_eq!(values.code(0, 0), key_words + head_dim);
             let value_words = (head_dim * 4).div_ceil(32) * group;
-            assert_eq!(layout.value_param(0, 0), key_words + head_dim + value_words);
+            assert_eq!(values.first_param(), key_words + head_dim + value_words);
             let head = key_words + head_dim + value_words + group * head_dim.div_ceil(group.min(head_dim));
             assert_eq!(layout.block_words(), 3 * head);
-            // Shaders read every region as vec4.
-            for at in
-                [layout.key_param(0), layout.value_code(0, 0), layout.value_param(0, 0), layout.head_words()]
-            {
-                assert_eq!(at % 4, 0, "head_dim {head_dim}, group {group}");
+            // Shaders read every region as vec4, whatever the axes and however parameters are stored.
+            for (axes, compact) in (0..8).map(|i| ([i & 1 > 0, i & 2 > 0], i & 4 > 0)) {
+                let format = |bits, per_token| {
+                    let axis = if per_token { Axis::PerToken } else { Axis::PerChannel };
+                    let format = TensorFormat::new(bits).with_axis(axis);
+                    if compact { format.with_compact_parameters() } else { format }
+                };
+                let (keys, values) = (format(Bits::Three, axes[0]), format(Bits::Two, axes[1]));
+                let layout = BlockLayout { keys, values, ..layout };
+                let [keys, values] = [Tensor::Keys, Tensor::Values].map(|tensor| layout.tensor(tensor));
+                for at in [keys.first_param(), values.code(0, 0), values.first_param(), layout.head_words()] {
+                    assert_eq!(at % 4, 0, "head_dim {head_dim}, group {group}, {keys:?}, {values:?}");
+                }
+                assert_eq!(keys.first + keys.words(), values.first);
+                assert_eq!(values.first + values.words(), layout.head_words());
+                // Each parameter has a place of its own, and each element a group that knows it.
+                let mut places = std::collections::BTreeSet::new();
+                for tensor in [keys, values].into_iter().filter(|_| head_dim % 40 == 0) {
+                    for param in 0..tensor.params() {
+                        assert!(places.insert(tensor.param(param)));
+                        assert!(tensor.elements(param).all(|(t, c)| tensor.group_of(t, c) == param));
+                    }
+                    let elements: usize = (0..tensor.params()).map(|p| tensor.elements(p).count()).sum();
+                    assert_eq!(elements as u32, group * head_dim);
+                }
             }
         }
+    }
+}
+
+/// Compact parameters, by their definition in f64.
+fn check_compact(bits: Bits, window: Dtype, group: &[f32]) {
+    let x: Vec<f32> = group.iter().map(|&x| widen(enter(x, window), window)).collect();
+    let format = TensorFormat::new(bits).with_compact_parameters();
+    let p = format.fit(&x);
+    let smallest = x.iter().copied().fold(f32::INFINITY, f32::min);
+    let largest = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    assert_eq!(p, Param::from_compact(p.word() as u16));
+    let levels = i64::from(bits.max_code());
+    // The definition: the first scale that reaches as far as the range, and from a whole number of its quarters, or of four of it, to the largest value.
+    let scale_of = |code: u32| f64::from(f16_to_f32((code << 7) as u16));
+    let (low, high) = (f64::from(smallest), f64::from(largest));
+    let candidates = (8..=0xf7u32).flat_map(|code| [(code, 0u32, 0.25), (code, 1, 4.0)]);
+    let expected = candidates.map(|(code, coarse, unit)| (code, coarse, unit * scale_of(code))).find_map(
+        |(code, coarse, unit)| {
+            let n = (low / unit).floor().min(63.0);
+            let levels = levels as f64 * scale_of(code);
+            let covers = levels >= f64::from(largest - smallest) && n * unit + levels >= high && n >= -63.0;
+            covers.then_some((code | ((n as i32 & 0x7f) as u32) << 8 | coarse << 15, n * unit))
+        },
+    );
+    let zero = smallest == 0.0 && largest == 0.0;
+    let (word, expected_min) = if zero { (0, 0.0) } else { expected.unwrap() };
+    assert_eq!(p.word(), word, "{smallest} to {largest}, {bits:?}");
+    let (scale, min) = (f64::from(p.scale()), f64::from(p.min()));
+    assert_eq!((scale, min), (scale_of(word & 0xff), expected_min));
+    for x in x {
+        let (code, exact) = (code(bits, p, x), f64::from(x));
+        let level = f64::from(dequantize(p, code));
+        assert_eq!(level, f64::from(code) * scale + min, "levels are exact");
+        assert!((exact - level).abs() <= scale / 2.0, "{x} became {level} (scale {scale}, min {min})");
+        let below = (1..=bits.max_code()).filter(|&i| min + (f64::from(i) - 0.5) * scale < exact).count();
+        assert!(zero || below as u32 == code);
     }
 }

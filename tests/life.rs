@@ -4,7 +4,8 @@ mod reference;
 
 use kivi_wgpu::oracle::{CpuCache, LayerInput};
 use kivi_wgpu::{
-    Bits, CacheConfig, Dtype, Error, Operation, SequenceId, SequenceStep, Snapshot, TensorFormat, ZeroPoint,
+    Axis, Bits, CacheConfig, Dtype, Error, Operation, Preset, SequenceId, SequenceStep, Snapshot,
+    TensorFormat, ZeroPoint,
 };
 use proptest::prelude::*;
 use reference::NaiveSequence;
@@ -121,17 +122,22 @@ impl Executor for Oracle {
     }
 }
 
-fn tensor(bits: usize, rounded: bool, clipping: bool) -> TensorFormat {
-    let rule = if rounded { ZeroPoint::Rounded } else { ZeroPoint::Min };
-    let format = TensorFormat::new(Bits::ALL[bits]).with_zero_point(rule);
+/// `kind` is the rule for the minimum (2: compact parameters).
+fn tensor(bits: usize, kind: u32, clipping: bool) -> TensorFormat {
+    let format = TensorFormat::new(Bits::ALL[bits]);
+    let format = match kind {
+        0 => format,
+        1 => format.with_zero_point(ZeroPoint::Rounded),
+        _ => format.with_compact_parameters(),
+    };
     if clipping { format.with_clipping() } else { format }
 }
 
 fn config() -> impl Strategy<Value = CacheConfig> {
     let sizes = (0u32..70, prop_oneof![Just(16u32), Just(32), Just(64)], 0u32..40, 20u32..200);
-    let format = (0usize..5, 0usize..5, any::<bool>(), 0usize..3, prop_oneof![Just(16u32), Just(24)]);
+    let format = (0usize..5, 0usize..5, 0u32..3, 0usize..3, prop_oneof![Just(16u32), Just(24)]);
     (sizes, format, 1u64..4).prop_map(
-        |((window, group, sinks, max_step), (key, value, rounded, dtype, head_dim), pages)| {
+        |((window, group, sinks, max_step), (key, value, kind, dtype, head_dim), pages)| {
             let config = CacheConfig::new(2, 4, 2, head_dim)
                 .with_residual_window(window)
                 .with_group_size(group)
@@ -141,16 +147,25 @@ fn config() -> impl Strategy<Value = CacheConfig> {
                 .with_max_batch_tokens(3 * max_step)
                 .with_max_sequences(4)
                 .with_formats(
-                    tensor(key, rounded, max_step % 3 == 0),
-                    match tensor(value, rounded, max_step % 2 == 0) {
+                    match tensor(key, kind, max_step % 3 == 0) {
+                        format if window % 3 == 0 => format.with_axis(Axis::PerToken),
+                        format if window % 3 == 1 && format.bits.is_quantized() => format.with_rotation(),
+                        format => format,
+                    },
+                    match tensor(value, kind, max_step % 2 == 0) {
                         format if sinks % 3 == 0 && format.bits.is_quantized() => format.with_rotation(),
+                        format if sinks % 6 == 1 && format.bits.is_quantized() => {
+                            format.with_rotation().with_axis(Axis::PerChannel)
+                        }
+                        format if sinks % 3 == 1 => format.with_axis(Axis::PerChannel),
                         format => format,
                     },
                 )
                 .with_window_format(Dtype::ALL[dtype])
                 .with_capacity(300);
             let page = kivi_wgpu::Geometry::new(&config, 128 << 20).unwrap().layout.page_words() * 4;
-            config.with_max_slab_bytes(page * pages)
+            let config = config.with_max_slab_bytes(page * pages);
+            if sinks % 4 == 2 { config.with_history_limit(window + 2 * max_step) } else { config }
         },
     )
 }
@@ -213,6 +228,9 @@ fn snapshots_of_another_configuration_are_refused() {
         ("keys.zero_point", config.clone().with_zero_point(ZeroPoint::Rounded)),
         ("values.rotated", config.clone().with_formats(config.keys, config.values.with_rotation())),
         ("values.clipping", config.clone().with_formats(config.keys, config.values.with_clipping())),
+        ("keys.axis", config.clone().with_formats(config.keys.with_axis(Axis::PerToken), config.values)),
+        ("values.compact", config.clone().with_formats(config.keys, config.values.with_compact_parameters())),
+        ("history_limit", config.clone().with_history_limit(600)),
         ("residual_window", config.clone().with_residual_window(127)),
         ("sink_tokens", config.clone().with_sink_tokens(0)),
         ("window_format", config.clone().with_window_format(Dtype::Bf16)),
@@ -267,6 +285,19 @@ fn python() -> Option<std::process::Command> {
     probe.is_ok_and(|output| output.status.success()).then(command)
 }
 
+/// What the decoder says of a layer: keys, then values.
+fn decoded(snapshot: &Snapshot, layer: u32) -> Vec<f32> {
+    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("snapshot.safetensors");
+    let raw = file.with_extension("raw");
+    std::fs::write(&file, snapshot.to_bytes().unwrap()).unwrap();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/decode_snapshot.py");
+    let mut python = python().unwrap();
+    let output = python.arg(script).arg(&file).arg(layer.to_string()).arg(&raw).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let bytes = std::fs::read(&raw).unwrap();
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
 /// `examples/decode_snapshot.py`, which knows the format only by its description, reads what the naive model holds, bit for bit.
 #[test]
 fn python_reads_snapshots() {
@@ -274,6 +305,8 @@ fn python_reads_snapshots() {
     let config =
         CacheConfig::new(2, 2, 2, 24).with_group_size(32).with_value_group_size(16).with_sink_tokens(3);
     let config = config.with_residual_window(40).with_capacity(900).with_max_step(400);
+    let compact = TensorFormat::new(Bits::Four).with_compact_parameters();
+    let per_token = config.keys.with_axis(Axis::PerToken);
     let others = [
         config.clone(),
         config.clone().with_bits(Bits::Four, Bits::Eight).with_window_format(Dtype::Bf16),
@@ -281,32 +314,40 @@ fn python_reads_snapshots() {
         config.clone().with_bits(Bits::Eight, Bits::Sixteen).with_zero_point(ZeroPoint::Rounded),
         config.clone().with_bits(Bits::Three, Bits::Three),
         config.clone().with_formats(config.keys, TensorFormat::new(Bits::Three).with_rotation()),
+        config.clone().with_formats(per_token.with_compact_parameters(), compact.with_axis(Axis::PerChannel)),
+        config.clone().with_formats(compact.with_clipping(), compact.with_rotation()).with_history_limit(100),
+        config.clone().with_formats(per_token, config.values.with_axis(Axis::PerChannel)),
+        config.clone().with_formats(compact.with_rotation(), config.values),
     ];
     for (i, config) in others.into_iter().enumerate() {
-        let Some(mut python) = python() else {
+        if python().is_none() {
             let _ = writeln!(
                 std::io::stderr(),
                 "skipped in python_reads_snapshots: python3 with numpy and safetensors"
             );
             return;
-        };
+        }
         let mut machine = Oracle::machine(&config);
         machine.apply(&Op::Create);
-        machine.apply(&Op::Step(vec![(0, [333, 2, 0, 200, 256, 350][i], 0)]));
+        machine.apply(&Op::Step(vec![(0, [333, 2, 0, 200, 256, 350, 300, 390, 370, 380][i], 0)]));
         let (id, naive) = machine.model[0].clone();
+        let tensors = machine.executor.contents.tensors(&[], &naive.tokens);
         let oracle = &machine.executor;
-        let file =
-            std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("snapshot-{i}.safetensors"));
-        let raw = file.with_extension("raw");
-        std::fs::write(&file, oracle.cache.save(id).unwrap().to_bytes().unwrap()).unwrap();
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/decode_snapshot.py");
-        let output = python.arg(script).arg(&file).arg("1").arg(&raw).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let bytes = std::fs::read(&raw).unwrap();
-        let got = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let got = decoded(&oracle.cache.save(id).unwrap(), 1);
+        // Decoded alike beside a layer with another format.
+        let mixed = config.clone().with_layer_format([0], Preset::Bits2_75.format());
+        let mut mixed = CpuCache::new(&mixed).unwrap();
+        let inputs = oracle.inputs(&tensors);
+        let other = mixed.create_sequence().unwrap();
+        if !naive.tokens.is_empty() {
+            mixed.step(&[SequenceStep::append(other, naive.tokens.len() as u32)], &inputs).unwrap();
+        }
+        let mixed = mixed.save(other).unwrap();
+        assert_eq!(decoded(&mixed, 1), got);
+        assert_eq!(decoded(&mixed, 0).len(), 2 * naive.tokens.len() * 2 * 24);
         let heads = [0, 1].map(|head| oracle.contents.seen(&naive, head));
         let tensor = |part: usize| {
-            let rows = (0..naive.tokens.len()).flat_map(|t| [0, 1].map(|head| (t, head)));
+            let rows = (0..naive.tokens.len() - naive.evicted).flat_map(|t| [0, 1].map(|head| (t, head)));
             rows.flat_map(
                 |(t, head)| if part == 0 { heads[head].0[t].clone() } else { heads[head].1[t].clone() },
             )
@@ -316,9 +357,13 @@ fn python_reads_snapshots() {
         assert_eq!(got.len(), expected.len());
         // The decoder rotates back in f32.
         let close = |a: f64, b: f64| {
-            if config.values.rotated { (a - b).abs() <= 1e-5 * (1.0 + b.abs()) } else { a == b }
+            if config.keys.rotated || config.values.rotated {
+                (a - b).abs() <= 1e-5 * (1.0 + b.abs())
+            } else {
+                a == b
+            }
         };
-        assert!(got.zip(&expected).all(|(a, b)| close(f64::from(a), *b)), "configuration {i}");
+        assert!(got.iter().zip(&expected).all(|(a, b)| close(f64::from(*a), *b)), "configuration {i}");
     }
 }
 

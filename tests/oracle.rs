@@ -3,7 +3,7 @@
 mod reference;
 
 use kivi_wgpu::oracle::{CpuCache, LayerInput, block_of};
-use kivi_wgpu::{Bits, CacheConfig, Dtype, Geometry, LayerAttention, SequenceStep, ZeroPoint};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, Geometry, LayerAttention, Preset, SequenceStep, ZeroPoint};
 use proptest::prelude::*;
 use reference::{NaiveSequence, Rules, TokenData, attend, seen};
 
@@ -71,7 +71,7 @@ proptest! {
                 for i in 0..queries as usize {
                     let at = (i * 4 + head) * dim;
                     let visible = naive.tokens.len() - (queries as usize - 1 - i);
-                    let expected = attend(&config, &q[at..at + dim], &keys, &values, visible);
+                    let expected = attend(&config, &q[at..at + dim], &keys, &values, visible, 0);
                     for (a, b) in out.out[at..at + dim].iter().zip(&expected) {
                         // x̂ is rounded to f32 once in the naive model, and exact in the oracle.
                         prop_assert!((a - b).abs() <= 1e-5 * (1.0 + b.abs()), "{} {}", a, b);
@@ -142,4 +142,47 @@ fn inputs_of_the_wrong_size_are_refused() {
     let layers = cache.step(&step, &[input]).unwrap_err();
     assert_eq!(layers, kivi_wgpu::Error::LayerOutOfRange { got: 1, layers: 2 });
     assert_eq!(cache.planner().tokens(id), Ok(0));
+}
+
+/// A layer with a format of its own is as in a cache in which all layers have that format.
+#[test]
+fn layers_are_as_alone() {
+    let presets = [Preset::Bits2_25, Preset::Kivi4, Preset::Bits2_25, Preset::Bits3];
+    let mut formats = presets.map(Preset::format);
+    formats[3].history_limit = Some(300);
+    formats[3].residual_window = 20;
+    let base = CacheConfig::new(4, 4, 2, 16).with_max_sequences(2).with_max_step(150).with_capacity(600);
+    let mut mixed = base.clone();
+    for (layer, format) in (0..).zip(formats) {
+        mixed = mixed.with_layer_format([layer], format);
+    }
+    let mut mixed = CpuCache::new(&mixed).unwrap();
+    let mut alone = formats.map(|format| CpuCache::new(&base.clone().with_format(format)).unwrap());
+    let mut seed = 17;
+    let s = mixed.create_sequence().unwrap();
+    alone.iter_mut().for_each(|cache| assert_eq!(cache.create_sequence(), Ok(s)));
+    let mut length = 0;
+    for (round, n) in [150usize, 1, 149, 150, 33, 1, 150, 7].into_iter().enumerate() {
+        let mut tensor = |heads: usize| noise(&mut seed, n * heads * 16);
+        let inputs = [0; 4].map(|_| (tensor(2), tensor(2), tensor(4)));
+        let inputs: Vec<_> =
+            inputs.iter().map(|(k, v, q)| LayerInput { k, v, q, ..Default::default() }).collect();
+        let steps = [SequenceStep::extend(s, n as u32)];
+        let (operation, outputs) = mixed.step(&steps, &inputs).unwrap();
+        length += n as u32;
+        for (layer, cache) in alone.iter_mut().enumerate() {
+            let (own, expected) = cache.step(&steps, &[inputs[layer]; 4]).unwrap();
+            assert_eq!((operation, &outputs[layer]), (own, &expected[layer]), "layer {layer}");
+        }
+        if round == 4 {
+            length -= 15;
+            mixed.truncate(s, length).unwrap();
+            for cache in &mut alone {
+                cache.truncate(s, length).unwrap();
+            }
+        }
+        for (layer, cache) in (0..).zip(&alone) {
+            assert_eq!(mixed.state(layer, s), cache.state(layer, s), "layer {layer}");
+        }
+    }
 }

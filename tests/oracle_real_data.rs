@@ -7,7 +7,7 @@
 mod real_data;
 
 use kivi_wgpu::oracle::{CpuCache, LayerInput};
-use kivi_wgpu::{Bits, CacheConfig, Geometry, Preset, SequenceStep, ZeroPoint};
+use kivi_wgpu::{Axis, Bits, CacheConfig, Geometry, Preset, SequenceStep, TensorFormat, ZeroPoint};
 use real_data::{RealData, relative_error};
 use std::path::PathBuf;
 
@@ -16,7 +16,16 @@ struct Variant {
     config: fn(CacheConfig) -> CacheConfig,
 }
 
-const VARIANTS: [Variant; 7] = [
+/// Keys per token as most caches have them, and no window.
+fn per_token(config: CacheConfig, bits: Bits) -> CacheConfig {
+    let format = TensorFormat::new(bits);
+    config.with_formats(format.with_axis(Axis::PerToken), format).with_residual_window(0)
+}
+
+const VARIANTS: [Variant; 10] = [
+    Variant { name: "token2_g32_w0", config: |c| per_token(c, Bits::Two) },
+    Variant { name: "token4_g32_w0", config: |c| per_token(c, Bits::Four) },
+    Variant { name: "token8_g32_w0", config: |c| per_token(c, Bits::Eight) },
     Variant { name: "kivi2_g32_w128", config: |c| c },
     Variant { name: "kivi2_g32_w32", config: |c| c.with_residual_window(32) },
     Variant { name: "kivi2_g64_w128", config: |c| c.with_group_size(64) },
@@ -66,6 +75,8 @@ fn presets_are_as_documented() {
             Preset::Kivi2 => (3.0, [0.288, 0.307, 0.186, 0.132]),
             Preset::Kivi4 => (5.0, [0.062, 0.045, 0.026, 0.029]),
             Preset::Bits3 => (3.0, [0.115, 0.106, 0.065, 0.027]),
+            Preset::Bits2_75 => (2.75, [0.117, 0.102, 0.064, 0.027]),
+            Preset::Bits2_25 => (2.25, [0.166, 0.145, 0.071, 0.034]),
             Preset::Bits4_5 => (4.5, [0.052, 0.032, 0.014, 0.006]),
             other => panic!("{other:?} is documented nowhere"),
         };
@@ -109,5 +120,5 @@ fn real_data_outputs_match_independent_references() {
             );
         }
     }
-    assert_eq!(checked, 24, "every variant but the rounded zero point has an exact reference");
+    assert_eq!(checked, 36, "every variant but the rounded zero point has an exact reference");
 }

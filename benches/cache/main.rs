@@ -6,12 +6,9 @@ mod workload;
 
 use criterion::{Criterion, SamplingMode};
 use device::Device;
-use kivi_wgpu::Bits;
 use report::{Measurement, Report};
 use std::time::Duration;
-use workload::{Operation, Shape, Workload};
-
-const BITS: [Bits; 4] = [Bits::Two, Bits::Four, Bits::Eight, Bits::Sixteen];
+use workload::{Operation, Scheme, Shape, Workload};
 
 /// What to run: all shapes if the command line filters, else a selection that takes minutes on a software adapter.
 fn selection(filtered: bool) -> Vec<(Operation, Shape)> {
@@ -89,15 +86,20 @@ fn main() {
         let name = format!("{operation:?}").to_lowercase();
         let mut group = criterion.benchmark_group(format!("{name}/{}", shape.id()));
         group.sampling_mode(SamplingMode::Flat);
-        // The same shape in 16 bits, made when the first width that the filter lets through needs it.
-        let mut reference = None;
-        for bits in BITS {
+        // The same shape in the format that others are measured against, made when the first one that the filter lets through needs it.
+        let mut made: Option<(String, Workload)> = None;
+        // Presets are measured where they are asked for, and in one shape.
+        let presets = filtered || (shape.context, shape.batch, shape.head_dim) == (4096, 1, 128);
+        for scheme in Scheme::all().into_iter().filter(|scheme| presets || scheme.is_plain()) {
             let mut times = Vec::new();
             let mut measured = None;
-            group.bench_function(format!("{}bit", bits.get()), |bencher| {
-                let reference =
-                    reference.get_or_insert_with(|| Workload::new(&device, &shape, Bits::Sixteen));
-                let own = measured.get_or_insert_with(|| Workload::forced(&device, &shape, bits));
+            group.bench_function(&scheme.name, |bencher| {
+                if made.as_ref().is_none_or(|(name, _)| *name != scheme.against) {
+                    made = None;
+                    made = Some((scheme.against.clone(), Workload::new(&device, &shape, scheme.reference)));
+                }
+                let Some((_, reference)) = &mut made else { return };
+                let own = measured.get_or_insert_with(|| Workload::forced(&device, &shape, scheme.format));
                 device.warm_up();
                 bencher.iter_custom(|iterations| {
                     let mut total = Duration::ZERO;
@@ -111,7 +113,7 @@ fn main() {
                 });
             });
             if let Some(own) = measured {
-                report.add(Measurement::new(operation, shape, bits, &own, times));
+                report.add(Measurement::new(operation, shape, scheme, &own, times));
             }
         }
         group.finish();

@@ -1,44 +1,44 @@
-//! What the measurements mean: bytes per second, against a copy and against 16 bits.
+//! What the measurements mean: bytes per second, against a copy and against another format.
 
 use crate::device::Device;
-use crate::workload::{Operation, Shape, Workload, noise};
-use kivi_wgpu::{Bits, CacheConfig, Dtype, KvCache, LayerIo, SequenceStep, TensorView, Variant, wgpu};
+use crate::workload::{Operation, Scheme, Shape, Workload, noise};
+use kivi_wgpu::{CacheConfig, Dtype, KvCache, LayerIo, SequenceStep, TensorView, Variant, wgpu};
 use std::time::{Duration, Instant};
 
 pub struct Measurement {
     operation: Operation,
     shape: Shape,
-    bits: Bits,
+    scheme: Scheme,
     variant: Variant,
     median: Duration,
-    sixteen: Duration,
+    reference: Duration,
     packed: u64,
 }
 
 impl Measurement {
-    /// `times` are pairs of this format's time and the 16-bit format's.
+    /// `times` are pairs of this format's time and that of the one that it is measured against.
     pub fn new(
         operation: Operation,
         shape: Shape,
-        bits: Bits,
+        scheme: Scheme,
         workload: &Workload,
         times: Vec<(Duration, Duration)>,
     ) -> Measurement {
         // The first run builds pipelines.
-        let (own, sixteen): (Vec<_>, Vec<_>) = times.into_iter().skip(1).unzip();
+        let (own, reference): (Vec<_>, Vec<_>) = times.into_iter().skip(1).unzip();
         Measurement {
             operation,
             shape,
-            bits,
+            scheme,
             variant: workload.variant(),
             median: median(own),
-            sixteen: median(sixteen),
+            reference: median(reference),
             packed: workload.packed_bytes(operation),
         }
     }
 
     fn ratio(&self) -> f64 {
-        self.sixteen.as_secs_f64() / self.median.as_secs_f64()
+        self.reference.as_secs_f64() / self.median.as_secs_f64()
     }
 }
 
@@ -70,22 +70,23 @@ impl Report {
         if !self.rows.is_empty() {
             println!();
             println!(
-                "| operation | shape | bits | kernels | median, ms | packed, GB/s | of copy | × faster than 16 bits |"
+                "| operation | shape | format | kernels | median, ms | packed, GB/s | of copy | × faster | than |"
             );
-            println!("|---|---|---|---|---|---|---|---|");
+            println!("|---|---|---|---|---|---|---|---|---|");
         }
         for m in &self.rows {
             let rate = m.packed as f64 / m.median.as_secs_f64();
             println!(
-                "| {} | {} | {} | {:?} | {:.3} | {:.2} | {:.1} % | {:.2} |",
+                "| {} | {} | {} | {:?} | {:.3} | {:.2} | {:.1} % | {:.2} | {} |",
                 format!("{:?}", m.operation).to_lowercase(),
                 m.shape.id(),
-                m.bits.get(),
+                m.scheme.name,
                 m.variant,
                 m.median.as_secs_f64() * 1e3,
                 rate / 1e9,
                 100.0 * rate / self.copy,
                 m.ratio(),
+                m.scheme.against,
             );
         }
         self.crossover();
@@ -99,7 +100,7 @@ impl Report {
             let mut contexts: Vec<_> = self
                 .rows
                 .iter()
-                .filter(|m| m.operation == Operation::Decode && m.bits == Bits::Two)
+                .filter(|m| m.operation == Operation::Decode && m.scheme.name == "2bit")
                 .filter(|m| Shape { context: 0, ..m.shape } == shape)
                 .map(|m| (m.shape.context, m.ratio()))
                 .collect();
@@ -109,7 +110,7 @@ impl Report {
             (contexts.get(from).map(|(context, _)| *context), contexts)
         };
         let mut shapes: Vec<Shape> = Vec::new();
-        for m in self.rows.iter().filter(|m| m.operation == Operation::Decode && m.bits == Bits::Two) {
+        for m in self.rows.iter().filter(|m| m.operation == Operation::Decode && m.scheme.name == "2bit") {
             let shape = Shape { context: 0, ..m.shape };
             if !shapes.contains(&shape) {
                 shapes.push(shape);

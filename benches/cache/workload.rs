@@ -2,8 +2,8 @@
 
 use crate::device::Device;
 use kivi_wgpu::{
-    Bits, CacheConfig, Dtype, Error, KvCache, KvCacheOptions, LayerBinding, LayerIo, SequenceId,
-    SequenceStep, TensorView, Variant, wgpu,
+    Bits, CacheConfig, Dtype, Error, KvCache, KvCacheOptions, LayerBinding, LayerFormat, LayerIo, Preset,
+    SequenceId, SequenceStep, TensorView, Variant, wgpu,
 };
 use std::time::Duration;
 
@@ -40,6 +40,49 @@ impl Shape {
     }
 }
 
+/// A format, and the one that it is measured against.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Scheme {
+    pub name: String,
+    pub format: LayerFormat,
+    pub against: String,
+    pub reference: LayerFormat,
+}
+
+impl Scheme {
+    /// KIVI's format in these widths.
+    fn plain(keys: Bits, values: Bits) -> LayerFormat {
+        CacheConfig::new(1, 1, 1, 64).with_bits(keys, values).format_of(0)
+    }
+
+    /// Each width against 16 bits, and each preset that is not KIVI's against KIVI's format in the same widths.
+    pub fn all() -> Vec<Scheme> {
+        let widths = [Bits::Two, Bits::Four, Bits::Eight, Bits::Sixteen].map(|bits| Scheme {
+            name: format!("{}bit", bits.get()),
+            format: Scheme::plain(bits, bits),
+            against: "16 bits".into(),
+            reference: Scheme::plain(Bits::Sixteen, Bits::Sixteen),
+        });
+        let others = Preset::ALL.into_iter().filter(|p| ![Preset::Kivi2, Preset::Kivi4].contains(p));
+        let presets = others.map(|preset| {
+            let format = preset.format();
+            let (keys, values) = (format.keys.bits, format.values.bits);
+            Scheme {
+                name: format!("{preset:?}").to_lowercase(),
+                format,
+                against: format!("KIVI, keys {} and values {} bits", keys.get(), values.get()),
+                reference: Scheme::plain(keys, values),
+            }
+        });
+        widths.into_iter().chain(presets).collect()
+    }
+
+    /// Whether it is a width of the plain format.
+    pub fn is_plain(&self) -> bool {
+        self.against == "16 bits"
+    }
+}
+
 pub struct Workload {
     cache: KvCache,
     sequences: Vec<SequenceId>,
@@ -55,16 +98,16 @@ fn forced_variant() -> Option<Variant> {
 
 impl Workload {
     /// With the variant of the kernels that the library chooses.
-    pub fn new(device: &Device, shape: &Shape, bits: Bits) -> Workload {
-        Workload::with_options(device, shape, bits, &KvCacheOptions::default()).expect("a cache")
+    pub fn new(device: &Device, shape: &Shape, format: LayerFormat) -> Workload {
+        Workload::with_options(device, shape, format, &KvCacheOptions::default()).expect("a cache")
     }
 
     /// With the variant that `KIVI_VARIANT` names, where it can run.
-    pub fn forced(device: &Device, shape: &Shape, bits: Bits) -> Workload {
-        let Some(variant) = forced_variant() else { return Workload::new(device, shape, bits) };
+    pub fn forced(device: &Device, shape: &Shape, format: LayerFormat) -> Workload {
+        let Some(variant) = forced_variant() else { return Workload::new(device, shape, format) };
         let options = KvCacheOptions::default().with_variant(variant);
-        match Workload::with_options(device, shape, bits, &options) {
-            Err(Error::VariantUnavailable { .. }) => Workload::new(device, shape, bits),
+        match Workload::with_options(device, shape, format, &options) {
+            Err(Error::VariantUnavailable { .. }) => Workload::new(device, shape, format),
             workload => workload.expect("a cache"),
         }
     }
@@ -72,12 +115,12 @@ impl Workload {
     fn with_options(
         device: &Device,
         shape: &Shape,
-        bits: Bits,
+        format: LayerFormat,
         options: &KvCacheOptions<'_>,
     ) -> Result<Workload, Error> {
         let Shape { head_dim, ratio, batch, context } = *shape;
         let config = CacheConfig::new(1, KV_HEADS * ratio, KV_HEADS, head_dim)
-            .with_bits(bits, bits)
+            .with_format(format)
             .with_capacity(batch * (context + CHUNK + 256))
             .with_max_sequences(batch);
         let mut cache = KvCache::with_options_blocking(&device.device, &device.queue, &config, options)?;
@@ -121,7 +164,8 @@ impl Workload {
     pub fn packed_bytes(&self, operation: Operation) -> u64 {
         let g = self.cache.geometry();
         let block = u64::from(g.layout.block_words()) * 4;
-        let held = |s| u64::from((self.cache.tokens(s).unwrap_or(0) - g.window) / g.layout.group);
+        let history = |s| self.cache.tokens(s).unwrap_or(0).saturating_sub(g.sinks + g.window);
+        let held = |s| u64::from(history(s) / g.layout.group);
         match operation {
             Operation::Append => 0,
             Operation::Pack => u64::from(CHUNK / g.layout.group) * block,

@@ -50,15 +50,55 @@ struct Words {
     w3: vec4<u32>,
 }
 
+// Parameters of the lane's 16 channels, of those that begin at vector `at`.
+fn lane_params(at: u32, lane: u32) -> Words {
+    if (KEY_COMPACT) {
+        let a = slab4[at + 2u * lane];
+        let b = slab4[at + 2u * lane + 1u];
+        return Words(halves(a.xy), halves(a.zw), halves(b.xy), halves(b.zw));
+    }
+    let first = at + 4u * lane;
+    return Words(slab4[first], slab4[first + 1u], slab4[first + 2u], slab4[first + 3u]);
+}
+
+// Parameters of the values of quad `quad`, of those that begin at vector `at`: [token][group].
+fn quad_params(at: u32, quad: u32) -> Words {
+    var p: Words;
+    if (VALUE_COMPACT && VALUE_GROUPS == 1u) {
+        p.w0 = four_params(at, quad, true);
+    } else if (VALUE_COMPACT) {
+        let first = at + quad * (VALUE_GROUPS / 2u);
+        let a = slab4[first];
+        p.w0 = halves(a.xy);
+        p.w1 = halves(a.zw);
+        if (VALUE_GROUPS > 2u) {
+            let b = slab4[first + 1u];
+            p.w2 = halves(b.xy);
+            p.w3 = halves(b.zw);
+        }
+    } else {
+        let first = at + quad * VALUE_GROUPS;
+        p.w0 = slab4[first];
+        if (VALUE_GROUPS > 1u) {
+            p.w1 = slab4[first + 1u];
+        }
+        if (VALUE_GROUPS > 2u) {
+            p.w2 = slab4[first + 2u];
+            p.w3 = slab4[first + 3u];
+        }
+    }
+    return p;
+}
+
 // Words `word` of the lane's keys of quad `at`: one per token.
 fn key_words(at: u32, word: u32) -> vec4<u32> {
     return slab4[at + word * (GROUP / 4u)];
 }
 
 // Logits of a quad of tokens: each lane's share of the products, then their sum to the lane that owns the quad.
-fn key_quad(logits: ptr<function, Logits>, q: Rows, codes: u32, highs: u32, quad: u32, lane: u32) {
+fn key_quad(logits: ptr<function, Logits>, q: Rows, row: u32, quad: u32, lane: u32) {
     var part: Logits;
-    let at = codes + quad;
+    let at = row + quad + lane * (KEY_LANE_WORDS * GROUP / 4u);
     if (KEY_BITS == 16u) {
         add_rows(&part, pair_channels(PACKED_FORMAT, key_words(at, 0u), key_words(at, 1u)), q.r0.p0, q.r1.p0, q.r2.p0, q.r3.p0);
         add_rows(&part, pair_channels(PACKED_FORMAT, key_words(at, 2u), key_words(at, 3u)), q.r0.p1, q.r1.p1, q.r2.p1, q.r3.p1);
@@ -66,11 +106,7 @@ fn key_quad(logits: ptr<function, Logits>, q: Rows, codes: u32, highs: u32, quad
         add_rows(&part, pair_channels(PACKED_FORMAT, key_words(at, 6u), key_words(at, 7u)), q.r0.p3, q.r1.p3, q.r2.p3, q.r3.p3);
     } else {
         let k0 = key_words(at, 0u);
-        var high: vec4<u32>;
-        if (KEY_BITS > KEY_LOW_BITS) {
-            let w = slab4[highs + quad] >> vec4<u32>(16u * (lane % 2u));
-            high = vec4<u32>(spread(w.x & 0xffffu), spread(w.y & 0xffffu), spread(w.z & 0xffffu), spread(w.w & 0xffffu));
-        }
+        let high = high_bits(row + quad, lane);
         add_rows(&part, key_channels(key_part(k0, high, 0u)), q.r0.p0, q.r1.p0, q.r2.p0, q.r3.p0);
         if (KEY_LOW_BITS == 2u) {
             add_rows(&part, key_channels(key_part(k0, high, 1u)), q.r0.p1, q.r1.p1, q.r2.p1, q.r3.p1);
@@ -99,22 +135,18 @@ fn unit_logits(split: Split, head: u32, first: u32, lane: u32, base: u32, q: Row
     var scaled = q;
     var bias = vec4<f32>();
     if (KEY_BITS < 16u) {
-        let at = (block + KEY_PARAMS) / 4u + 4u * lane;
-        let w0 = slab4[at];
-        let w1 = slab4[at + 1u];
-        let w2 = slab4[at + 2u];
-        let w3 = slab4[at + 3u];
-        let s = query_order(Parts(scales(w0), scales(w1), scales(w2), scales(w3)));
-        let m = query_order(Parts(minima(w0), minima(w1), minima(w2), minima(w3)));
+        let w = lane_params((block + KEY_PARAMS) / 4u, lane);
+        let s = query_order(Parts(
+            scales(w.w0, KEY_COMPACT), scales(w.w1, KEY_COMPACT), scales(w.w2, KEY_COMPACT), scales(w.w3, KEY_COMPACT)));
+        let m = query_order(Parts(
+            minima(w.w0, KEY_COMPACT), minima(w.w1, KEY_COMPACT), minima(w.w2, KEY_COMPACT), minima(w.w3, KEY_COMPACT)));
         scaled = Rows(times(q.r0, s), times(q.r1, s), times(q.r2, s), times(q.r3, s));
         bias = cluster_sum(vec4<f32>(dot_parts(q.r0, m), dot_parts(q.r1, m), dot_parts(q.r2, m), dot_parts(q.r3, m)));
     }
 
     var logits: Logits;
-    let codes = block / 4u + first_quad + lane * (KEY_LANE_WORDS * GROUP / 4u);
-    let highs = block / 4u + first_quad + (KEY_LOW_WORDS + lane / 2u) * (GROUP / 4u);
     for (var quad = 0u; quad < LANES; quad++) {
-        key_quad(&logits, scaled, codes, highs, quad, lane);
+        key_quad(&logits, scaled, block / 4u + first_quad, quad, lane);
     }
     logits.r0 += bias.x;
     logits.r1 += bias.y;
@@ -141,12 +173,6 @@ fn value_words(n: Words, t: u32, lane: u32, base: u32) -> vec4<u32> {
     return select(select(n.w3, n.w2, t == 2u), select(n.w1, n.w0, t == 0u), t < 2u);
 }
 
-// The lane's words of a row in two planes, for `value_parts`.
-fn plane_words(row: u32, lane: u32) -> vec4<u32> {
-    let high = slab[row + VALUE_LOW_WORDS + lane / 2u] >> (16u * (lane % 2u));
-    return vec4<u32>(slab[row + lane], spread(high & 0xffffu), 0u, 0u);
-}
-
 // The value parameter of the lane's channels for token `t` of the quad that lane `owner` owns.
 fn value_param(p: Words, t: u32, group: u32, owner: u32) -> u32 {
     if (VALUE_GROUPS == 1u) {
@@ -163,7 +189,7 @@ fn value_param(p: Words, t: u32, group: u32, owner: u32) -> u32 {
 
 // The same for a token of codes.
 fn add_token(sums: ptr<function, Sums>, param_word: u32, words: vec4<u32>, p: vec4<f32>) {
-    let param = unpack2x16float(param_word);
+    let param = group_param(param_word, VALUE_COMPACT);
     (*sums).zero = fma(p, vec4<f32>(param.y), (*sums).zero);
     add_weighted(sums, value_parts(words), p * param.x);
 }
@@ -175,7 +201,7 @@ fn add_channels(sums: ptr<function, Sums>, at: u32, p: vec4<f32>) {
 
 // Adds the values of a quad of tokens, whose weights and parameters come from the lane that owns it.
 fn value_quad(sums: ptr<function, Sums>, p: Logits, v: Words, codes: u32, quad: u32, lane: u32, base: u32) {
-    let group = 16u * lane / VALUE_GROUP;
+    let group = 16u * lane / CHANNEL_GROUP;
     let owner = base + quad;
     let w0 = subgroupShuffle(p.r0, owner);
     let w1 = subgroupShuffle(p.r1, owner);
@@ -192,13 +218,13 @@ fn value_quad(sums: ptr<function, Sums>, p: Logits, v: Words, codes: u32, quad: 
     if (VALUE_BITS > VALUE_LOW_BITS) {
         // Rows in two planes: words of neighbouring tokens are no whole vectors.
         let row = 4u * (codes + quad * VALUE_ROW_WORDS);
-        add_token(sums, value_param(v, 0u, group, owner), plane_words(row, lane), vec4<f32>(w0.x, w1.x, w2.x, w3.x));
+        add_token(sums, value_param(v, 0u, group, owner), chunk_words(row, lane), vec4<f32>(w0.x, w1.x, w2.x, w3.x));
         add_token(sums, value_param(v, 1u, group, owner),
-            plane_words(row + VALUE_ROW_WORDS, lane), vec4<f32>(w0.y, w1.y, w2.y, w3.y));
+            chunk_words(row + VALUE_ROW_WORDS, lane), vec4<f32>(w0.y, w1.y, w2.y, w3.y));
         add_token(sums, value_param(v, 2u, group, owner),
-            plane_words(row + 2u * VALUE_ROW_WORDS, lane), vec4<f32>(w0.z, w1.z, w2.z, w3.z));
+            chunk_words(row + 2u * VALUE_ROW_WORDS, lane), vec4<f32>(w0.z, w1.z, w2.z, w3.z));
         add_token(sums, value_param(v, 3u, group, owner),
-            plane_words(row + 3u * VALUE_ROW_WORDS, lane), vec4<f32>(w0.w, w1.w, w2.w, w3.w));
+            chunk_words(row + 3u * VALUE_ROW_WORDS, lane), vec4<f32>(w0.w, w1.w, w2.w, w3.w));
         return;
     }
     let at = codes + quad * VALUE_ROW_WORDS + lane;
@@ -228,15 +254,7 @@ fn unit_values(split: Split, head: u32, first: u32, lane: u32, base: u32, p: Log
     var sums: Sums;
     var params_of: Words;
     if (VALUE_BITS < 16u) {
-        let at = (block + VALUE_PARAMS) / 4u + (first_quad + lane) * VALUE_GROUPS;
-        params_of.w0 = slab4[at];
-        if (VALUE_GROUPS > 1u) {
-            params_of.w1 = slab4[at + 1u];
-        }
-        if (VALUE_GROUPS > 2u) {
-            params_of.w2 = slab4[at + 2u];
-            params_of.w3 = slab4[at + 3u];
-        }
+        params_of = quad_params((block + VALUE_PARAMS) / 4u, first_quad + lane);
     }
     let codes = (block + VALUE_CODES) / 4u + first_quad * VALUE_ROW_WORDS;
     for (var quad = 0u; quad < LANES; quad++) {

@@ -1,8 +1,12 @@
 // Elements of packed tokens, one at a time, by their definition. The pass file has the slab.
 
-// f32 bits of the value that a code stands for: an exact product and one rounded sum.
-fn dequantized(param: u32, code: u32) -> u32 {
-    return bitcast<u32>(f32(code) * storable_to_f32(param & 0xffffu) + storable_to_f32(param >> 16u));
+// f32 bits of the value that a code stands for, by parameter `n` of those that begin at word `at`: an exact product and one rounded sum.
+fn dequantized(at: u32, n: u32, compact: bool, code: u32) -> u32 {
+    var param = slab[at + n];
+    if (compact) {
+        param = (slab[at + n / 2u] >> (16u * (n % 2u))) & 0xffffu;
+    }
+    return bitcast<u32>(f32(code) * param_scale(param, compact) + param_min(param, compact));
 }
 
 // f32 bits of `channel` of a packed token's value; `first` is the first word of its head in the block.
@@ -16,7 +20,8 @@ fn value_element(first: u32, token: u32, channel: u32) -> u32 {
     if (VALUE_BITS > VALUE_LOW_BITS) {
         code |= ((slab[row + VALUE_LOW_WORDS + channel / 32u] >> (channel % 32u)) & 1u) << VALUE_LOW_BITS;
     }
-    return dequantized(slab[first + VALUE_PARAMS + token * VALUE_GROUPS + channel / VALUE_GROUP], code);
+    let group = select(token * VALUE_GROUPS + channel / CHANNEL_GROUP, channel, VALUES_PER_CHANNEL);
+    return dequantized(first + VALUE_PARAMS, group, VALUE_COMPACT, code);
 }
 
 // The same for its key.
@@ -29,5 +34,6 @@ fn key_element(first: u32, token: u32, channel: u32) -> u32 {
     if (KEY_BITS > KEY_LOW_BITS) {
         code |= ((slab[first + (KEY_LOW_WORDS + channel / 32u) * GROUP + token] >> (channel % 32u)) & 1u) << KEY_LOW_BITS;
     }
-    return dequantized(slab[first + KEY_PARAMS + channel], code);
+    let group = select(channel, token * KEY_GROUPS + channel / CHANNEL_GROUP, KEYS_PER_TOKEN);
+    return dequantized(first + KEY_PARAMS, group, KEY_COMPACT, code);
 }

@@ -46,16 +46,7 @@ fn finish_dots(s: Dots) -> vec4<f32> {
 // Four key parameters from channel 4 * `v` on. The last word of a row may reach past the channels: its codes are zero, but what lies
 // behind the parameters could decode to NaN.
 fn key_params(first: u32, v: u32) -> vec4<u32> {
-    return slab4[(first + KEY_PARAMS) / 4u + min(v, HEAD_DIM / 4u - 1u)];
-}
-
-// Four tokens' high bits of the channels of word `word` of the low plane, `at` being vector 0 of their row words; nothing if there is one plane.
-fn high_bits(at: u32, word: u32) -> vec4<u32> {
-    if (KEY_BITS > KEY_LOW_BITS) {
-        let w = slab4[at + (KEY_LOW_WORDS + word / 2u) * (GROUP / 4u)] >> vec4<u32>(16u * (word % 2u));
-        return vec4<u32>(spread(w.x & 0xffffu), spread(w.y & 0xffffu), spread(w.z & 0xffffu), spread(w.w & 0xffffu));
-    }
-    return vec4<u32>();
+    return four_params((first + KEY_PARAMS) / 4u, min(v, HEAD_DIM / 4u - 1u), KEY_COMPACT);
 }
 
 // The channel whose code is byte `i` of part `v % KEY_PARTS` of word `v / KEY_PARTS` of the low plane.
@@ -65,32 +56,32 @@ fn query_channel(v: u32, i: u32) -> u32 {
 
 fn word_scales(first: u32, word: u32) -> Parts {
     let v = word * KEY_PARTS;
-    let n0 = scales(key_params(first, v));
+    let n0 = scales(key_params(first, v), KEY_COMPACT);
     var n1 = vec4<f32>();
     var n2 = vec4<f32>();
     var n3 = vec4<f32>();
     if (KEY_PARTS > 1u) {
-        n1 = scales(key_params(first, v + 1u));
+        n1 = scales(key_params(first, v + 1u), KEY_COMPACT);
     }
     if (KEY_PARTS > 2u) {
-        n2 = scales(key_params(first, v + 2u));
-        n3 = scales(key_params(first, v + 3u));
+        n2 = scales(key_params(first, v + 2u), KEY_COMPACT);
+        n3 = scales(key_params(first, v + 3u), KEY_COMPACT);
     }
     return permute(n0, n1, n2, n3);
 }
 
 fn word_minima(first: u32, word: u32) -> Parts {
     let v = word * KEY_PARTS;
-    let n0 = minima(key_params(first, v));
+    let n0 = minima(key_params(first, v), KEY_COMPACT);
     var n1 = vec4<f32>();
     var n2 = vec4<f32>();
     var n3 = vec4<f32>();
     if (KEY_PARTS > 1u) {
-        n1 = minima(key_params(first, v + 1u));
+        n1 = minima(key_params(first, v + 1u), KEY_COMPACT);
     }
     if (KEY_PARTS > 2u) {
-        n2 = minima(key_params(first, v + 2u));
-        n3 = minima(key_params(first, v + 3u));
+        n2 = minima(key_params(first, v + 2u), KEY_COMPACT);
+        n3 = minima(key_params(first, v + 3u), KEY_COMPACT);
     }
     return permute(n0, n1, n2, n3);
 }

@@ -18,6 +18,15 @@ fn key_part(low: vec4<u32>, high: vec4<u32>, part: u32) -> vec4<u32> {
     return codes;
 }
 
+// Four tokens' high bits of the channels of word `word` of the low plane, `at` being vector 0 of their row words; nothing if there is one plane.
+fn high_bits(at: u32, word: u32) -> vec4<u32> {
+    if (KEY_BITS > KEY_LOW_BITS) {
+        let w = slab4[at + (KEY_LOW_WORDS + word / 2u) * (GROUP / 4u)] >> vec4<u32>(16u * (word % 2u));
+        return vec4<u32>(spread(w.x & 0xffffu), spread(w.y & 0xffffu), spread(w.z & 0xffffu), spread(w.w & 0xffffu));
+    }
+    return vec4<u32>();
+}
+
 fn key_codes(codes: u32) -> vec4<f32> {
     return vec4<f32>(unpack4xU8(codes));
 }
@@ -47,6 +56,24 @@ fn value_parts(w: vec4<u32>) -> Parts {
     return Parts(value_codes(w.x), value_codes(w.y), value_codes(w.z), value_codes(w.w));
 }
 
+// The words of chunk `chunk` of 16 codes of a row, for `value_parts`.
+fn chunk_words(row: u32, chunk: u32) -> vec4<u32> {
+    let at = row + chunk * (VALUE_LOW_BITS / 2u);
+    var w = vec4<u32>(slab[at], 0u, 0u, 0u);
+    if (VALUE_BITS > VALUE_LOW_BITS) {
+        let high = slab[row + VALUE_LOW_WORDS + chunk / 2u] >> (16u * (chunk % 2u));
+        w.y = spread(high & 0xffffu);
+    }
+    if (VALUE_LOW_BITS > 2u) {
+        w.y = slab[at + 1u];
+    }
+    if (VALUE_LOW_BITS > 4u) {
+        w.z = slab[at + 2u];
+        w.w = slab[at + 3u];
+    }
+    return w;
+}
+
 // A part (`key_part`) of four channels of four tokens: a channel per vector.
 fn key_channels(codes: vec4<u32>) -> Parts {
     let c0 = key_codes(codes.x);
@@ -63,24 +90,65 @@ fn key_channels(codes: vec4<u32>) -> Parts {
 
 // First word of `head` in the block that holds `token`.
 fn head_words(split: Split, head: u32, token: u32) -> u32 {
-    return (split.source * BLOCKS_PER_PAGE + token / GROUP) * BLOCK_WORDS + head * HEAD_WORDS;
+    return (split.source + token / GROUP) * BLOCK_WORDS + head * HEAD_WORDS;
 }
 
-fn scales(p: vec4<u32>) -> vec4<f32> {
+// A compact parameter, in the low half of `bits`: see param_scale and param_min of lib/quantizer.wgsl. A scale of 0 is none here, but then its codes and its minimum are.
+fn compact_scale(bits: u32) -> f32 {
+    return bitcast<f32>(((bits & 0xffu) << 20u) + (112u << 23u));
+}
+
+// Its minimum in scales.
+fn compact_minimum(bits: u32) -> f32 {
+    return f32(i32(bits << 17u) >> 25u) * select(0.25, 4.0, (bits & 0x8000u) != 0u);
+}
+
+// (scale, minimum) of a group.
+fn group_param(bits: u32, compact: bool) -> vec2<f32> {
+    if (compact) {
+        let scale = compact_scale(bits);
+        return vec2<f32>(scale, compact_minimum(bits) * scale);
+    }
+    return unpack2x16float(bits);
+}
+
+// The same of parameter `n` of those that begin at word `at`.
+fn param_at(at: u32, n: u32, compact: bool) -> vec2<f32> {
+    if (compact) {
+        return group_param(slab[at + n / 2u] >> (16u * (n % 2u)), true);
+    }
+    return group_param(slab[at + n], false);
+}
+
+// Two words of compact parameters, one to an element.
+fn halves(words: vec2<u32>) -> vec4<u32> {
+    return vec4<u32>(words.x & 0xffffu, words.x >> 16u, words.y & 0xffffu, words.y >> 16u);
+}
+
+// Parameters 4 * `v` to 4 * `v` + 3 of those that begin at vector `at`.
+fn four_params(at: u32, v: u32, compact: bool) -> vec4<u32> {
+    if (compact) {
+        let words = slab4[at + v / 2u];
+        return halves(select(words.xy, words.zw, v % 2u == 1u));
+    }
+    return slab4[at + v];
+}
+
+fn scales(p: vec4<u32>, compact: bool) -> vec4<f32> {
     return vec4<f32>(
-        unpack2x16float(p.x).x,
-        unpack2x16float(p.y).x,
-        unpack2x16float(p.z).x,
-        unpack2x16float(p.w).x,
+        group_param(p.x, compact).x,
+        group_param(p.y, compact).x,
+        group_param(p.z, compact).x,
+        group_param(p.w, compact).x,
     );
 }
 
-fn minima(p: vec4<u32>) -> vec4<f32> {
+fn minima(p: vec4<u32>, compact: bool) -> vec4<f32> {
     return vec4<f32>(
-        unpack2x16float(p.x).y,
-        unpack2x16float(p.y).y,
-        unpack2x16float(p.z).y,
-        unpack2x16float(p.w).y,
+        group_param(p.x, compact).y,
+        group_param(p.y, compact).y,
+        group_param(p.z, compact).y,
+        group_param(p.w, compact).y,
     );
 }
 

@@ -4,6 +4,11 @@
 // f32 bits, [row][channel].
 var<workgroup> sh_rows: array<u32, ROTATED_ROWS * HEAD_DIM>;
 
+// Below 2^-97, zero: no sum of what is left is subnormal, which some GPUs flush.
+fn rotatable(bits: u32) -> u32 {
+    return select(bits, 0u, (bits & 0x7fffffffu) < 0x0f000000u);
+}
+
 // Adds and subtracts pairs at distances 1, 2, 4 …, each step through workgroup memory so that no compiler reorders the sums; then multiplies by a power of two.
 // Begins and ends with a barrier.
 fn butterflies(scale: f32, local: u32) {

@@ -15,9 +15,3 @@ fn token_bits(slot: u32, tensor: u32, head: u32, channel: u32) -> u32 {
     }
     return element_bits(WINDOW_FORMAT, word, channel);
 }
-
-// Word `word` of a row that is kept in 16 bits.
-fn sixteen_bits(slot: u32, tensor: u32, head: u32, word: u32) -> u32 {
-    return enter(PACKED_FORMAT, token_bits(slot, tensor, head, 2u * word))
-        | (enter(PACKED_FORMAT, token_bits(slot, tensor, head, 2u * word + 1u)) << 16u);
-}

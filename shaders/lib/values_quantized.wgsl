@@ -1,28 +1,10 @@
 // Weighted sums of a packed page whose values are codes. Scale and minimum are folded out of the inner loop:
 //   sum_t p_t v_t = sum_t (p_t s_t) c_t + sum_t p_t m_t
 
-// The words of chunk `chunk` of 16 codes of a row.
-fn chunk_words(row: u32, chunk: u32) -> vec4<u32> {
-    let at = row + chunk * (VALUE_LOW_BITS / 2u);
-    var w = vec4<u32>(slab[at], 0u, 0u, 0u);
-    if (VALUE_BITS > VALUE_LOW_BITS) {
-        let high = slab[row + VALUE_LOW_WORDS + chunk / 2u] >> (16u * (chunk % 2u));
-        w.y = spread(high & 0xffffu);
-    }
-    if (VALUE_LOW_BITS > 2u) {
-        w.y = slab[at + 1u];
-    }
-    if (VALUE_LOW_BITS > 4u) {
-        w.z = slab[at + 2u];
-        w.w = slab[at + 3u];
-    }
-    return w;
-}
-
 // Adds one token with weights `p` of the two rows.
 fn add_token(sums: ptr<function, Sums>, zero: ptr<function, vec2<f32>>, first: u32, token: u32, chunk: u32, p: vec2<f32>) {
-    let group = min(16u * chunk / VALUE_GROUP, VALUE_GROUPS - 1u);
-    let param = unpack2x16float(slab[first + VALUE_PARAMS + token * VALUE_GROUPS + group]);
+    let group = min(16u * chunk / CHANNEL_GROUP, VALUE_GROUPS - 1u);
+    let param = param_at(first + VALUE_PARAMS, token * VALUE_GROUPS + group, VALUE_COMPACT);
     let words = chunk_words(first + VALUE_CODES + token * VALUE_ROW_WORDS, chunk);
     *zero = fma(p, vec2<f32>(param.y), *zero);
     (*sums).weights += p;

@@ -26,8 +26,12 @@ fn key_vector(split: Split, head: u32, token: u32, v: u32) -> vec4<f32> {
     if (KEY_BITS > KEY_LOW_BITS) {
         codes += four_high_bits(slab[first + (KEY_LOW_WORDS + v / 8u) * GROUP + in_block], v, KEY_LOW_BITS);
     }
-    let p = slab4[(first + KEY_PARAMS) / 4u + v];
-    return fma(codes, scales(p), minima(p));
+    if (KEYS_PER_TOKEN) {
+        let p = param_at(first + KEY_PARAMS, in_block * KEY_GROUPS + 4u * v / CHANNEL_GROUP, KEY_COMPACT);
+        return fma(codes, vec4<f32>(p.x), vec4<f32>(p.y));
+    }
+    let p = four_params((first + KEY_PARAMS) / 4u, v, KEY_COMPACT);
+    return fma(codes, scales(p, KEY_COMPACT), minima(p, KEY_COMPACT));
 }
 
 fn value_vector(split: Split, head: u32, token: u32, v: u32) -> vec4<f32> {
@@ -38,10 +42,14 @@ fn value_vector(split: Split, head: u32, token: u32, v: u32) -> vec4<f32> {
         let f = PACKED_FORMAT;
         return vec4<f32>(pair(f, slab[row + 2u * v]), pair(f, slab[row + 2u * v + 1u]));
     }
-    let param = unpack2x16float(slab[first + VALUE_PARAMS + in_block * VALUE_GROUPS + 4u * v / VALUE_GROUP]);
     var codes = four_codes(slab[row + 4u * VALUE_LOW_BITS * v / 32u], v, VALUE_LOW_BITS);
     if (VALUE_BITS > VALUE_LOW_BITS) {
         codes += four_high_bits(slab[row + VALUE_LOW_WORDS + v / 8u], v, VALUE_LOW_BITS);
     }
-    return fma(codes, vec4<f32>(param.x), vec4<f32>(param.y));
+    if (VALUES_PER_CHANNEL) {
+        let p = four_params((first + VALUE_PARAMS) / 4u, v, VALUE_COMPACT);
+        return fma(codes, scales(p, VALUE_COMPACT), minima(p, VALUE_COMPACT));
+    }
+    let p = param_at(first + VALUE_PARAMS, in_block * VALUE_GROUPS + 4u * v / CHANNEL_GROUP, VALUE_COMPACT);
+    return fma(codes, vec4<f32>(p.x), vec4<f32>(p.y));
 }

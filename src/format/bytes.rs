@@ -1,5 +1,6 @@
 //! The memory calculator.
 
+use super::BlockLayout;
 use crate::config::CacheConfig;
 use crate::error::Error;
 use crate::geometry::{DEFAULT_MAX_BINDING, Geometry};
@@ -20,7 +21,7 @@ pub struct CacheBytes {
     pub unpacked: u64,
     /// What is allocated but holds no token: the rest of the last page, free ring slots, staging, attention scratch, the plan.
     pub slack: u64,
-    /// Codes, parameters and padding per packed element, in bits.
+    /// Codes, parameters and padding per packed element, in bits; the mean of all layers.
     pub format_bits: f64,
 }
 
@@ -53,22 +54,24 @@ impl CacheBytes {
 pub fn cache_bytes(config: &CacheConfig, tokens: u32) -> Result<CacheBytes, Error> {
     let config = CacheConfig { max_capacity: None, ..config.clone() };
     let config = config.with_capacity(tokens).with_max_sequences(1);
-    let g = Geometry::new(&config, DEFAULT_MAX_BINDING)?;
+    let classes = Geometry::all(&config, DEFAULT_MAX_BINDING)?;
     let memory = config.bytes_for(tokens)?;
     let LayerMemory { codes, parameters, window, sinks, .. } = memory.all_layers();
-    let elements = 2
-        * u64::from(g.layout.kv_heads)
-        * u64::from(g.layout.head_dim)
-        * u64::from(tokens)
-        * u64::from(g.layers);
+    let elements_per_layer = 2 * u64::from(config.kv_heads) * u64::from(config.head_dim) * u64::from(tokens);
+    let elements = elements_per_layer * u64::from(config.layers);
     let (packed, unpacked) = (codes + parameters, window + sinks);
+    // Means over the layers.
+    let mean = |bits: fn(&BlockLayout) -> f64| {
+        let sum: f64 = classes.iter().map(|g| f64::from(g.layers) * bits(&g.layout)).sum();
+        sum / f64::from(config.layers)
+    };
     Ok(CacheBytes {
         tokens: u64::from(tokens),
         sixteen_bit: 2 * elements,
-        codes_only: (elements as f64 * g.layout.code_bits() / 8.0) as u64,
+        codes_only: (elements as f64 * mean(BlockLayout::code_bits) / 8.0) as u64,
         packed,
         unpacked,
         slack: memory.total() - packed - unpacked,
-        format_bits: g.layout.format_bits(),
+        format_bits: mean(BlockLayout::format_bits),
     })
 }

@@ -1,77 +1,157 @@
 //! Where everything lies in a packed block.
 
-use super::{Bits, PAGE_TOKENS};
+use super::{Axis, Bits, PAGE_TOKENS, Tensor, TensorFormat};
 
 /// Sizes and offsets, in words, of a block: `group` tokens, keys and values of all KV heads of a layer.
 ///
-/// A block is, for each KV head in order: key codes `[row word][token]`, key parameters `[channel]`,
-/// value codes `[token][row word]`, value parameters `[token][channel group]`. Tensors in 16 bits have elements in the place of codes and no
-/// parameters.
+/// A block is, for each KV head in order: its keys, then its values, each of them codes, then parameters ([`TensorLayout`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockLayout {
     /// Elements of one head's row.
     pub head_dim: u32,
     /// KV heads of a layer.
     pub kv_heads: u32,
-    /// Tokens in a block, and in a group of keys.
+    /// Tokens in a block, and in a group of what is quantized per channel.
     pub group: u32,
-    /// Channels in a group of values.
-    pub value_group: u32,
-    /// Width of a key code.
-    pub key_bits: Bits,
-    /// Width of a value code.
-    pub value_bits: Bits,
+    /// Channels in a group of what is quantized per token.
+    pub channel_group: u32,
+    /// How keys are packed.
+    pub keys: TensorFormat,
+    /// How values are packed.
+    pub values: TensorFormat,
+}
+
+/// Where one head's keys or values lie in its part of a block: codes, for keys `[row word][token]` and for values `[token][row word]`; then parameters, `[channel]` if
+/// quantized per channel, else `[token][channel group]`. Compact parameters are two to a word, the first in the low half. Tensors in 16 bits have elements in
+/// the place of codes and no parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorLayout {
+    /// Keys or values.
+    pub tensor: Tensor,
+    /// How it is packed.
+    pub format: TensorFormat,
+    /// What a group is.
+    pub axis: Axis,
+    /// Elements of a row.
+    pub head_dim: u32,
+    /// Tokens.
+    pub group: u32,
+    /// Channels in a group, if it is quantized per token.
+    pub channel_group: u32,
+    /// The first word, within the head's part of the block.
+    pub first: u32,
+}
+
+impl TensorLayout {
+    /// Words of one token's codes.
+    pub fn row_words(&self) -> u32 {
+        self.format.bits.row_words(self.head_dim)
+    }
+
+    /// Words of all codes.
+    pub fn code_words(&self) -> u32 {
+        self.row_words() * self.group
+    }
+
+    /// Groups of channels of one token, each with a parameter; the last may be short. One if it is quantized per channel.
+    pub fn channel_groups(&self) -> u32 {
+        match self.axis {
+            Axis::PerChannel => 1,
+            Axis::PerToken => self.head_dim.div_ceil(self.channel_group),
+        }
+    }
+
+    /// Whether rows are rotated in a pass of their own before they are packed: a group of a channel needs the rotated rows of all its tokens at a time.
+    pub(crate) fn rotates_apart(&self) -> bool {
+        self.format.rotated && self.axis == Axis::PerChannel
+    }
+
+    /// Number of parameters.
+    pub fn params(&self) -> u32 {
+        match self.axis {
+            _ if !self.format.bits.is_quantized() => 0,
+            Axis::PerChannel => self.head_dim,
+            Axis::PerToken => self.group * self.channel_groups(),
+        }
+    }
+
+    /// Words of all parameters.
+    pub fn param_words(&self) -> u32 {
+        if self.format.compact { self.params().div_ceil(2) } else { self.params() }
+    }
+
+    /// Words of codes and parameters.
+    pub fn words(&self) -> u32 {
+        self.code_words() + self.param_words()
+    }
+
+    /// Word of row word `word` of `token`.
+    pub fn code(&self, token: u32, word: u32) -> u32 {
+        self.first
+            + match self.tensor {
+                Tensor::Keys => word * self.group + token,
+                Tensor::Values => token * self.row_words() + word,
+            }
+    }
+
+    /// The word where parameters begin.
+    pub fn first_param(&self) -> u32 {
+        self.first + self.code_words()
+    }
+
+    /// Word of parameter `param`, and by how much its bits are shifted there.
+    pub fn param(&self, param: u32) -> (u32, u32) {
+        match self.format.compact {
+            true => (self.first_param() + param / 2, 16 * (param % 2)),
+            false => (self.first_param() + param, 0),
+        }
+    }
+
+    /// The elements, (token, channel), of the group of parameter `param`.
+    pub fn elements(&self, param: u32) -> impl Iterator<Item = (u32, u32)> + use<> {
+        let (tokens, channels) = match self.axis {
+            Axis::PerChannel => (0..self.group, param..param + 1),
+            Axis::PerToken => {
+                let (token, first) = (param / self.channel_groups(), param % self.channel_groups());
+                let first = first * self.channel_group;
+                (token..token + 1, first..self.head_dim.min(first + self.channel_group))
+            }
+        };
+        tokens.flat_map(move |token| channels.clone().map(move |channel| (token, channel)))
+    }
+
+    /// The parameter of an element.
+    pub fn group_of(&self, token: u32, channel: u32) -> u32 {
+        match self.axis {
+            Axis::PerChannel => channel,
+            Axis::PerToken => token * self.channel_groups() + channel / self.channel_group,
+        }
+    }
 }
 
 impl BlockLayout {
-    /// Words of one token's key codes.
-    pub fn key_row_words(&self) -> u32 {
-        self.key_bits.row_words(self.head_dim)
-    }
-
-    /// Words of one token's value codes.
-    pub fn value_row_words(&self) -> u32 {
-        self.value_bits.row_words(self.head_dim)
-    }
-
-    /// Parameters of one head's keys.
-    pub fn key_params(&self) -> u32 {
-        if self.key_bits.is_quantized() { self.head_dim } else { 0 }
-    }
-
-    /// Channel groups of one token's values, each with a parameter; the last may be short. None if values are not quantized.
-    pub fn value_groups(&self) -> u32 {
-        if self.value_bits.is_quantized() { self.head_dim.div_ceil(self.value_group) } else { 0 }
-    }
-
-    /// Word of row word `word` of `token`'s keys, within its head.
-    pub fn key_code(&self, word: u32, token: u32) -> u32 {
-        word * self.group + token
-    }
-
-    /// Word of the key parameter of `channel`, within its head.
-    pub fn key_param(&self, channel: u32) -> u32 {
-        self.key_row_words() * self.group + channel
-    }
-
-    /// Word of row word `word` of `token`'s values, within its head.
-    pub fn value_code(&self, token: u32, word: u32) -> u32 {
-        self.key_param(self.key_params()) + token * self.value_row_words() + word
-    }
-
-    /// Word of the value parameter of `token` and `channel_group`, within its head.
-    pub fn value_param(&self, token: u32, channel_group: u32) -> u32 {
-        self.value_code(self.group, 0) + token * self.value_groups() + channel_group
+    /// One head's keys or values.
+    pub fn tensor(&self, tensor: Tensor) -> TensorLayout {
+        let &BlockLayout { head_dim, group, channel_group, .. } = self;
+        let layout = |tensor, format: TensorFormat, first| {
+            let axis = format.axis_of(tensor);
+            TensorLayout { tensor, format, axis, head_dim, group, channel_group, first }
+        };
+        let keys = layout(Tensor::Keys, self.keys, 0);
+        match tensor {
+            Tensor::Keys => keys,
+            Tensor::Values => layout(tensor, self.values, keys.words()),
+        }
     }
 
     /// Words of one KV head that hold codes.
     pub fn code_words(&self) -> u32 {
-        (self.key_row_words() + self.value_row_words()) * self.group
+        self.tensor(Tensor::Keys).code_words() + self.tensor(Tensor::Values).code_words()
     }
 
     /// Words of one KV head.
     pub fn head_words(&self) -> u32 {
-        self.value_param(self.group, 0)
+        self.tensor(Tensor::Keys).words() + self.tensor(Tensor::Values).words()
     }
 
     /// Words of a block.
@@ -97,6 +177,7 @@ impl BlockLayout {
 
     /// Bits per cached element of the codes alone: the figure that leaves parameters and padding out.
     pub fn code_bits(&self) -> f64 {
-        f64::from(self.key_bits.get() + self.value_bits.get()) / 2.0
+        let width = |bits: Bits| f64::from(bits.get());
+        (width(self.keys.bits) + width(self.values.bits)) / 2.0
     }
 }

@@ -3,24 +3,26 @@
 
 mod bits;
 mod bytes;
+mod clipping;
+mod compact;
 mod entry;
 mod layout;
+mod param;
 mod quantizer;
 mod rotation;
 mod tensor;
 
 pub use bits::{Bits, CodePart};
 pub use bytes::{CacheBytes, cache_bytes};
+pub use clipping::{CLIP_LEAST_EXPONENT, CLIP_STEP, CLIP_STEPS};
 pub use entry::{Dtype, bf16_to_f32, enter, f16_to_f32, floor_to_f16, round_to, widen};
-pub use layout::BlockLayout;
-pub use quantizer::{
-    CLIP_LEAST_EXPONENT, CLIP_STEP, CLIP_STEPS, Param, ZeroPoint, clipped_param, code, dequantize, order_key,
-    param,
-};
+pub use layout::{BlockLayout, TensorLayout};
+pub use param::Param;
+pub use quantizer::{ZeroPoint, code, dequantize, order_key, param};
 pub use rotation::{
     inverse_rotation_scale, rotate, rotation_scale, rotation_size, unrotate, unrotate_exactly,
 };
-pub use tensor::TensorFormat;
+pub use tensor::{Axis, Tensor, TensorFormat};
 
 /// Tokens per page: the unit of allocation, of sharing and of attention splits.
 pub const PAGE_TOKENS: u32 = 256;

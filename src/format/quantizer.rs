@@ -3,7 +3,7 @@
 //! Asymmetric uniform quantization of a group as in KIVI (Liu et al., 2024), with its rounding pinned down so that every backend
 //! writes the same words: it relies only on integers, on products that are exact in f32, and on single f32 sums.
 
-use super::{Bits, f16_to_f32, floor_to_f16};
+use super::{Bits, Param, f16_to_f32, floor_to_f16};
 
 /// How the minimum of a group is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -14,27 +14,6 @@ pub enum ZeroPoint {
     /// The textbook rule: an integer zero point `z`, stored as `−z·scale`, so that zero is (nearly) a level. Every |x − x̂| ≤ scale/2 + one f16 ulp
     /// of the minimum + one f32 ulp. Groups where that is not exact (|z| > 4095) use [`ZeroPoint::Min`].
     Rounded,
-}
-
-/// The (scale, min) pair of a group, as f16 bits: always normal or +0, never infinite or NaN.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Param {
-    /// Step between neighbouring levels.
-    pub scale: u16,
-    /// The lowest level.
-    pub min: u16,
-}
-
-impl Param {
-    /// One word: scale in the low half, min in the high half.
-    pub fn to_word(self) -> u32 {
-        u32::from(self.scale) | (u32::from(self.min) << 16)
-    }
-
-    /// The pair stored in `word`.
-    pub fn from_word(word: u32) -> Param {
-        Param { scale: word as u16, min: (word >> 16) as u16 }
-    }
 }
 
 /// Smallest normal f16, 2⁻¹⁴.
@@ -51,7 +30,7 @@ pub fn order_key(x: f32) -> u32 {
 }
 
 /// The smallest `v` in `lo..=hi` for which `holds` is true, where it is false, then true; `hi` is taken to hold.
-fn smallest_that(mut lo: i32, mut hi: i32, holds: impl Fn(i32) -> bool) -> i32 {
+pub(super) fn smallest_that(mut lo: i32, mut hi: i32, holds: impl Fn(i32) -> bool) -> i32 {
     while lo < hi {
         let mid = (lo + hi) >> 1;
         if holds(mid) {
@@ -63,13 +42,13 @@ fn smallest_that(mut lo: i32, mut hi: i32, holds: impl Fn(i32) -> bool) -> i32 {
     hi
 }
 
-/// Parameters of a group whose smallest and largest values are `min` and `max` (both entered, see [`super::enter`]).
+/// Parameters in 32 bits of a group whose smallest and largest values are `min` and `max` (both entered, see [`super::enter`]).
 pub fn param(bits: Bits, rule: ZeroPoint, min: f32, max: f32) -> Param {
     let min16 = floor_to_f16(min);
     let low = f16_to_f32(min16);
     let range = max - low;
     if range <= 0.0 {
-        return Param { scale: 0, min: min16 };
+        return Param::from_halves(0, min16);
     }
     // 8 + 11 bits: the product is exact. Comparing positive floats as integers keeps compilers from rewriting the comparison.
     let levels = bits.max_code() as f32;
@@ -79,7 +58,7 @@ pub fn param(bits: Bits, rule: ZeroPoint, min: f32, max: f32) -> Param {
         ZeroPoint::Min => min16,
         ZeroPoint::Rounded => rounded_min(low, f16_to_f32(scale16)).unwrap_or(min16),
     };
-    Param { scale: scale16, min: min16 }
+    Param::from_halves(scale16, min16)
 }
 
 /// The smallest and the largest value of a group.
@@ -87,40 +66,6 @@ pub(super) fn ends(group: &[f32]) -> (f32, f32) {
     let min = group.iter().copied().fold(f32::INFINITY, f32::min);
     let max = group.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     (min, max)
-}
-
-/// Positions of each end of a group's range that clipping tries.
-pub const CLIP_STEPS: u32 = 6;
-/// Distance of two positions, in ranges: ends move up to a fifth of the range towards the middle, by products that are exact in f32.
-pub const CLIP_STEP: f32 = 5.0 / 128.0;
-/// Groups whose range is below two to this power are not clipped.
-pub const CLIP_LEAST_EXPONENT: i32 = -60;
-
-/// Parameters of a group by the clipping rule: of all pairs of ends, each moved up to [`CLIP_STEPS`] − 1 steps towards the middle, those of the smallest sum
-/// of squared errors, the first if there are several. Errors are integers in units of 2⁻¹² of the range or so, at most 2047 each.
-pub fn clipped_param(bits: Bits, rule: ZeroPoint, group: &[f32]) -> Param {
-    let (min, max) = ends(group);
-    let range = max - min;
-    let exponent = (range.to_bits() >> 23) as i32 - 127;
-    if exponent < CLIP_LEAST_EXPONENT {
-        return param(bits, rule, min, max);
-    }
-    let coarse = f32::from_bits(range.to_bits() & 0xffff_0000) * CLIP_STEP;
-    let unit = f32::from_bits(((127 + 12 - exponent) as u32) << 23);
-    let error = |p: Param| -> u32 {
-        let square = |&x: &f32| {
-            let above = ((x - f16_to_f32(p.min)) * unit).clamp(-1_048_576.0, 1_048_576.0);
-            let level = (code(bits, p, x) as f32 * f16_to_f32(p.scale) * unit).min(1_048_576.0);
-            (above as i32 - level as i32).unsigned_abs().min(2047).pow(2)
-        };
-        group.iter().map(square).sum()
-    };
-    let candidate = |n: u32| {
-        let (i, j) = ((n / CLIP_STEPS) as f32, (n % CLIP_STEPS) as f32);
-        param(bits, rule, min + i * coarse, max - j * coarse)
-    };
-    let tried = (0..CLIP_STEPS * CLIP_STEPS).map(candidate);
-    tried.min_by_key(|p| error(*p)).unwrap_or(param(bits, rule, min, max))
 }
 
 /// The stored minimum of the textbook rule, or `None` where the group must use the other rule.
@@ -141,10 +86,10 @@ fn rounded_min(low: f32, scale: f32) -> Option<u16> {
 
 /// The code of `x`: how many of the thresholds `min + (i − ½)·scale` lie strictly below it.
 pub fn code(bits: Bits, param: Param, x: f32) -> u32 {
-    if param.scale == 0 {
+    let (scale, min) = (param.scale(), param.min());
+    if scale == 0.0 {
         return 0;
     }
-    let (scale, min) = (f16_to_f32(param.scale), f16_to_f32(param.min));
     let x = order_key(x);
     let mut code = 0;
     let mut step = 1 << (bits.get() - 1);
@@ -161,5 +106,5 @@ pub fn code(bits: Bits, param: Param, x: f32) -> u32 {
 
 /// The value of a code: one exact product and one sum rounded to nearest.
 pub fn dequantize(param: Param, code: u32) -> f32 {
-    code as f32 * f16_to_f32(param.scale) + f16_to_f32(param.min)
+    code as f32 * param.scale() + param.min()
 }

@@ -42,7 +42,7 @@ impl Geometry {
 
     /// Partial results of a row of a long chunk: one, or one of packed and one of unpacked tokens if values are rotated.
     pub fn fold_partials(&self) -> u32 {
-        if self.values.rotated { 2 } else { 1 }
+        if self.layout.values.rotated { 2 } else { 1 }
     }
 
     /// Rows (query, head) per attention workgroup for a sequence with `queries` queries in a step.
@@ -160,8 +160,8 @@ impl Geometry {
         let fits = u64::from((self.scratch_cells / (self.fold_partials() * self.fold_tile())).max(1));
         let fold_rounds = 2 * (fold_tiles * u64::from(self.layout.kv_heads)).div_ceil(fits) + 1;
         let fold_passes = if fold_tiles == 0 { 0 } else { classes * fold_rounds * (passes_per_round + 1) };
-        // A step may have to copy a page of each sequence that packs, a reorder one of each sequence.
-        let passes = 3 + rounds * (slabs + 2) + 2 * slabs + fold_passes + sequences;
+        // What is rotated first has passes of its own. A step may have to copy a page of each sequence that packs, a reorder one of each sequence.
+        let passes = 4 + rounds * (slabs + 2) + 4 * slabs + fold_passes + sequences;
         let items = classes * u64::from(self.split_tiles_at_most()) * self.all_splits_at_most();
         let splits = if fold_tiles == 0 { 0 } else { classes * self.all_splits_at_most() };
         let runs = classes * fold_tiles * segments;

@@ -1,11 +1,12 @@
 //! Every size that follows from a configuration, in one place.
 
 mod attention;
+mod classes;
 mod pool;
 
 use crate::config::{CacheConfig, LayerAttention, Mask};
 use crate::error::Error;
-use crate::format::{BlockLayout, Dtype, TensorFormat};
+use crate::format::{BlockLayout, Dtype, Tensor, TensorFormat, ZeroPoint};
 
 /// Largest length of a sequence: positions stay exact in a signed 32-bit integer.
 pub(crate) const MAX_TOKENS: u32 = 1 << 30;
@@ -26,10 +27,12 @@ pub(crate) const UPLOADS: u64 = 3;
 /// The binding size that WebGPU guarantees.
 pub(crate) const DEFAULT_MAX_BINDING: u64 = 128 << 20;
 
-/// Every size derived from a configuration, in one place.
+/// Every size derived from a configuration, in one place, for a class of layers: those that agree on their [`LayerFormat`](crate::LayerFormat).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Geometry {
-    /// Layers of the model.
+    /// The layers of the model that it is for.
+    pub layer_ids: Vec<u32>,
+    /// Their number.
     pub layers: u32,
     /// Query heads per layer.
     pub query_heads: u32,
@@ -37,14 +40,12 @@ pub struct Geometry {
     pub heads_per_group: u32,
     /// The packed block.
     pub layout: BlockLayout,
-    /// How keys are packed.
-    pub keys: TensorFormat,
-    /// How values are packed.
-    pub values: TensorFormat,
     /// W.
     pub window: u32,
     /// S.
     pub sinks: u32,
+    /// Tokens up to which sequences keep their history.
+    pub history_limit: Option<u32>,
     /// Element type of unpacked tokens.
     pub window_format: Dtype,
     /// Sequences at a time.
@@ -87,6 +88,28 @@ fn check(ok: bool, name: &'static str, got: u32, allowed: &'static str) -> Resul
     if ok { Ok(()) } else { Err(Error::Unsupported { name, got: got.into(), allowed }) }
 }
 
+/// Refuses choices of a format that contradict each other.
+fn check_format(name: &'static str, format: TensorFormat, head_dim: u32) -> Result<(), Error> {
+    let TensorFormat { bits, rotated, compact, zero_point, .. } = format;
+    let contradiction = |a: &str, b: String, instead| {
+        let a = format!("{name}.{a}");
+        Err(Error::Contradiction { a, b, instead })
+    };
+    if rotated && !head_dim.is_multiple_of(8) {
+        let instead = "rotation needs a power of two, 8 or more, that divides head_dim";
+        return contradiction("rotated", format!("head_dim = {head_dim}"), instead);
+    }
+    if rotated && !bits.is_quantized() {
+        let instead = "quantize the tensor, or leave it unrotated";
+        return contradiction("rotated", format!("{name}.bits = 16"), instead);
+    }
+    if compact && zero_point == ZeroPoint::Rounded {
+        let instead = "compact parameters have a rule of their own: use ZeroPoint::Min";
+        return contradiction("compact", format!("{name}.zero_point = Rounded"), instead);
+    }
+    Ok(())
+}
+
 /// The distinct entries of `layer_attention`, and the index of each layer's.
 fn attention_classes(c: &CacheConfig) -> Result<(Vec<LayerAttention>, Vec<u32>), Error> {
     let entries = c.layer_attention.len() as u32;
@@ -117,16 +140,31 @@ fn attention_classes(c: &CacheConfig) -> Result<(Vec<LayerAttention>, Vec<u32>),
 }
 
 impl Geometry {
-    /// Validates `config` for a device whose storage bindings hold up to `max_binding` bytes.
+    /// Validates `config` for a device whose storage bindings hold up to `max_binding` bytes; the geometry of the class of its first layer.
+    ///
+    /// # Errors
+    /// As [`Self::all`].
+    pub fn new(config: &CacheConfig, max_binding: u64) -> Result<Geometry, Error> {
+        Ok(Geometry::all(config, max_binding)?.swap_remove(0))
+    }
+
+    /// Validates `config` for a device whose storage bindings hold up to `max_binding` bytes; the geometry of each class of its layers, that of the first
+    /// layer first.
     ///
     /// # Errors
     /// [`Error::Unsupported`], [`Error::HeadsDoNotDivide`], [`Error::SinksBeyondCapacity`], [`Error::SoftmaxScale`], [`Error::SoftCap`], [`Error::UnsupportedMask`],
     /// [`Error::LimitTooLow`].
-    pub fn new(config: &CacheConfig, max_binding: u64) -> Result<Geometry, Error> {
-        let c = config;
+    pub fn all(config: &CacheConfig, max_binding: u64) -> Result<Vec<Geometry>, Error> {
+        let classes = classes::classes(config)?;
+        classes.into_iter().map(|class| Geometry::of_class(class, max_binding)).collect()
+    }
+
+    /// Of layers that agree on their format, which is that of the configuration.
+    fn of_class(class: classes::Class, max_binding: u64) -> Result<Geometry, Error> {
+        let classes::Class { layers: layer_ids, config } = class;
+        let c = &config;
         let positive = "1 or more";
         let max_binding = max_binding.min(MAX_SHADER_BYTES);
-        check((1..=65535).contains(&c.layers), "layers", c.layers, "1 to 65535")?;
         check((1..=4096).contains(&c.kv_heads), "kv_heads", c.kv_heads, "1 to 4096")?;
         check(c.query_heads > 0, "query_heads", c.query_heads, positive)?;
         if !c.query_heads.is_multiple_of(c.kv_heads) {
@@ -134,6 +172,8 @@ impl Geometry {
         }
         let heads_per_group = c.query_heads / c.kv_heads;
         check(heads_per_group <= 16, "query_heads / kv_heads", heads_per_group, "a ratio from 1 to 16")?;
+        check_format("keys", c.keys, c.head_dim)?;
+        check_format("values", c.values, c.head_dim)?;
         check(
             c.head_dim.is_multiple_of(8) && (8..=512).contains(&c.head_dim),
             "head_dim",
@@ -142,15 +182,10 @@ impl Geometry {
         )?;
         let value_head_dim = c.value_head_dim.unwrap_or(c.head_dim);
         check(value_head_dim == c.head_dim, "value_head_dim", value_head_dim, "head_dim, or None")?;
-        for (name, rotated) in [
-            ("keys.rotated", c.keys.rotated),
-            ("values.rotated with 16 bits", c.values.rotated && !c.values.bits.is_quantized()),
-        ] {
-            check(!rotated, name, 1, "rotation for quantized values only")?;
-        }
         // What 16 bits leave without a meaning says nothing in a file either.
-        let plain = |format: TensorFormat| {
-            if format.bits.is_quantized() { format } else { TensorFormat::new(format.bits) }
+        let plain = |tensor, format: TensorFormat| match format.bits.is_quantized() {
+            true => format.with_axis(format.axis_of(tensor)),
+            false => TensorFormat::new(format.bits),
         };
         let row = c.kv_heads * c.head_dim;
         check(row <= 1 << 20, "kv_heads * head_dim", row, "at most 1048576")?;
@@ -175,6 +210,13 @@ impl Geometry {
         if c.sink_tokens > c.capacity {
             return Err(Error::SinksBeyondCapacity { sink_tokens: c.sink_tokens, capacity: c.capacity });
         }
+        if let Some(limit) = c.history_limit.filter(|limit| *limit < c.residual_window) {
+            return Err(Error::Contradiction {
+                a: format!("history_limit = {limit}"),
+                b: format!("residual_window = {}", c.residual_window),
+                instead: "tokens of the window are never dropped: raise history_limit or lower residual_window",
+            });
+        }
         check((1..=65535).contains(&c.max_sequences), "max_sequences", c.max_sequences, "1 to 65535")?;
         check((1..=1 << 20).contains(&c.max_step), "max_step", c.max_step, "1 to 1048576")?;
         let max_batch_tokens = c.max_batch_tokens.unwrap_or(c.max_step.max(c.max_sequences));
@@ -196,9 +238,9 @@ impl Geometry {
             kv_heads: c.kv_heads,
             group: c.group_size,
             // A group wider than the row is the whole row: say so in one way only.
-            value_group: value_group.min(c.head_dim),
-            key_bits: c.keys.bits,
-            value_bits: c.values.bits,
+            channel_group: value_group.min(c.head_dim),
+            keys: plain(Tensor::Keys, c.keys),
+            values: plain(Tensor::Values, c.values),
         };
         let held = c.residual_window + c.group_size - 1;
         let ring_tokens = held + c.max_step.min(held);
@@ -225,14 +267,14 @@ impl Geometry {
         let pages_per_slab = u32::try_from(slab_limit / page_bytes).unwrap_or(u32::MAX);
 
         let mut g = Geometry {
+            layer_ids,
             layers: c.layers,
             query_heads: c.query_heads,
             heads_per_group,
             layout,
-            keys: plain(c.keys),
-            values: plain(c.values),
             window: c.residual_window,
             sinks: c.sink_tokens,
+            history_limit: c.history_limit,
             window_format: c.window_format,
             max_sequences: c.max_sequences,
             max_step: c.max_step,
@@ -255,6 +297,7 @@ impl Geometry {
         for (what, bytes) in [
             ("the sink slots and rings of one layer", g.unpacked_bytes()),
             ("the staging buffer", g.staging_bytes()),
+            ("rotated queries and keys", g.rotated_bytes()),
         ] {
             if bytes > max_binding {
                 return Err(Error::LimitTooLow {
@@ -309,6 +352,19 @@ impl Geometry {
         // Sizes that overflow are beyond any limit.
         let slots = u64::from(self.max_sequences) * u64::from(self.sequence_slots());
         slots.saturating_mul(u64::from(self.token_words()) * 8)
+    }
+
+    /// Bytes of the buffer for what is rotated before a kernel reads it: queries of layers with rotated keys, and rows that are about to be packed per channel.
+    pub fn rotated_bytes(&self) -> u64 {
+        let row = 4 * u64::from(self.layout.head_dim);
+        let queries = u64::from(self.max_batch_tokens) * u64::from(self.query_heads) * row;
+        // A step packs less than a group of what the window held besides new tokens.
+        let held = u64::from(self.max_sequences) * u64::from(self.layout.group - 1);
+        let packed = (u64::from(self.max_batch_tokens) + held) * u64::from(self.layout.kv_heads) * row;
+        let stored =
+            [Tensor::Keys, Tensor::Values].into_iter().any(|t| self.layout.tensor(t).rotates_apart());
+        let needed = [(self.layout.keys.rotated, queries), (stored, packed)];
+        needed.into_iter().map(|(is_needed, bytes)| if is_needed { bytes } else { 0 }).max().unwrap_or(0)
     }
 
     /// Bytes of the staging buffer.

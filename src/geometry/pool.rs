@@ -13,7 +13,15 @@ pub(super) fn pages_for_tokens(c: &CacheConfig, tokens: u32) -> u32 {
     // A sequence with history has S + W tokens outside it, and at most one page that is not full.
     let history = tokens.saturating_sub(c.sink_tokens + c.residual_window);
     let pages = u64::from(history.div_ceil(PAGE_TOKENS)) + u64::from(c.max_sequences) - 1;
-    pages.min(MAX_PAGES) as u32
+    pages.min(limited_pages(c)).min(MAX_PAGES) as u32
+}
+
+/// Pages that are never more than needed where history is limited: forks share some of them.
+fn limited_pages(c: &CacheConfig) -> u64 {
+    let Some(limit) = c.history_limit else { return u64::MAX };
+    // A step begins with what the limit leaves, in whole blocks, and adds its own. The first page may be partly gone, the last partly filled.
+    let most = u64::from(limit) + u64::from(c.group_size) + u64::from(c.max_step);
+    u64::from(c.max_sequences) * (most.div_ceil(PAGE_TOKENS.into()) + 1)
 }
 
 /// `pages` in slabs that are full but for the last.
@@ -22,6 +30,18 @@ pub(super) fn slabs_of(pages: u32, pages_per_slab: u32) -> Vec<u32> {
 }
 
 impl Geometry {
+    /// The same cache with one layer and one page.
+    ///
+    /// # Errors
+    /// As [`Self::with_slabs`].
+    #[cfg(feature = "wgpu")]
+    pub(crate) fn smallest(&self) -> Result<Geometry, Error> {
+        let mut g = self.clone();
+        (g.layers, g.layer_ids) = (1, vec![0]);
+        g.layer_classes.truncate(1);
+        g.with_slabs(vec![1])
+    }
+
     /// Pages of the pool.
     pub fn pages(&self) -> u32 {
         self.slab_pages.iter().sum()

@@ -283,7 +283,7 @@ impl LayerBinding {
                     }),
                     // Optional tensors: a buffer that the pass reads anyway, or does not use, stands in.
                     _ if role == Role::SinkLogits => params.as_entire_binding(),
-                    _ if role == Role::Lse => cache.shared.staging.as_entire_binding(),
+                    _ if role == Role::Lse => cache.spare().as_entire_binding(),
                     _ => return None,
                 };
                 entries.push(wgpu::BindGroupEntry { binding: index, resource });

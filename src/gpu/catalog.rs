@@ -3,7 +3,7 @@
 use super::shaders::{Pass, ShaderSource, lane_order};
 use super::variant::Variant;
 use crate::config::{CacheConfig, LayerAttention};
-use crate::format::{Bits, Dtype, TensorFormat, ZeroPoint};
+use crate::format::{Axis, Bits, Dtype, TensorFormat, ZeroPoint};
 use crate::geometry::Geometry;
 
 /// Every trait of a head_dim that shaders tell apart: see `traits` below.
@@ -53,6 +53,9 @@ fn pass_name(pass: Pass) -> String {
         Pass::AttendHistory(rows) | Pass::AttendWindow(rows) | Pass::Merge(rows) => {
             format!("{}-{rows}", pass.entry_point())
         }
+        Pass::Pack(tensor) | Pass::RotateRows(tensor) | Pass::UnpackRotated(tensor) => {
+            format!("{}-{tensor:?}", pass.entry_point())
+        }
         _ => pass.entry_point().to_string(),
     }
 }
@@ -69,6 +72,12 @@ fn configurations() -> Vec<(String, CacheConfig)> {
                     let rotated = TensorFormat::new(values).with_rotation().with_clipping();
                     let config = base(head_dim, 4).with_formats(TensorFormat::new(keys), rotated);
                     configs.push((format!("{name}-d{head_dim}-rotated"), config));
+                    let (keys_rotated, clipped) = (TensorFormat::new(keys).with_rotation(), rotated);
+                    let config = base(head_dim, 4).with_formats(keys_rotated, clipped);
+                    configs.push((format!("{name}-d{head_dim}-both-rotated"), config));
+                    let compact = TensorFormat::new(keys).with_compact_parameters();
+                    let config = base(head_dim, 4).with_formats(compact, compact);
+                    configs.push((format!("{name}-d{head_dim}-compact"), config));
                 }
             }
             if keys != values {
@@ -92,6 +101,20 @@ fn configurations() -> Vec<(String, CacheConfig)> {
                 if keys.is_quantized() {
                     let clipped = TensorFormat::new(keys).with_clipping();
                     other("clipped", base(head_dim, 4).with_formats(clipped, clipped));
+                    let compact = clipped.with_compact_parameters();
+                    for group in [16, 64] {
+                        let config = base(head_dim, 4).with_formats(compact, compact).with_group_size(group);
+                        other(&format!("clipped-compact-g{group}"), config);
+                    }
+                    for (what, compact) in [("axes", false), ("axes-compact", true)] {
+                        let format =
+                            |axis| TensorFormat { compact, ..TensorFormat::new(keys).with_axis(axis) };
+                        let (per_token, per_channel) = (format(Axis::PerToken), format(Axis::PerChannel));
+                        other(what, base(head_dim, 4).with_formats(per_token, per_channel));
+                        let rotated = [per_token, per_channel].map(TensorFormat::with_rotation);
+                        let name = format!("{what}-rotated");
+                        other(&name, base(head_dim, 4).with_formats(rotated[0], rotated[1]));
+                    }
                     let rotated = TensorFormat::new(values).with_rotation();
                     other("unclipped-rotated", base(head_dim, 4).with_formats(clipped, rotated));
                 }

@@ -1,14 +1,35 @@
 //! How the pool of pages grows.
 
 use super::buffers::{buffer_now, scoped};
-use super::cache::{KvCache, check_limits};
-use super::layers::Shared;
+use super::cache::KvCache;
+use super::class::{Class, check_limits};
+use super::layers::{Rotated, Shared};
 use crate::error::Error;
 use crate::format::PAGE_TOKENS;
 use crate::plan::{Growth, Planner};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 impl KvCache {
+    /// Makes room for `tokens` packed tokens besides those that the cache holds, and for a page of each sequence that is not full, so that no step up to
+    /// there allocates.
+    ///
+    /// # Errors
+    /// [`Error::CapacityExceeded`] if `max_capacity` forbids it, [`Error::OutOfMemory`], [`Error::LimitTooLow`]. A class of layers that has grown before another fails stays so.
+    pub fn reserve(&mut self, tokens: u32) -> Result<(), Error> {
+        let reserve = |class: &mut Class| {
+            let g = class.geometry();
+            let mut pages = tokens.div_ceil(PAGE_TOKENS) + g.max_sequences;
+            if g.history_limit.is_some() {
+                // However many tokens there are, most of them will be gone.
+                pages = pages.min(class.planner.available_pages());
+            }
+            class.make_room(pages, true)
+        };
+        self.classes.iter_mut().try_for_each(reserve)
+    }
+}
+
+impl Class {
     /// What `plan` returns, after the pool has grown if it must.
     pub(super) fn with_room<T>(
         &mut self,
@@ -22,15 +43,6 @@ impl KvCache {
             }
             other => other,
         }
-    }
-
-    /// Makes room for `tokens` packed tokens besides those that the cache holds, and for a page of each sequence that is not full, so that no step up to
-    /// there allocates.
-    ///
-    /// # Errors
-    /// [`Error::CapacityExceeded`] if `max_capacity` forbids it, [`Error::OutOfMemory`], [`Error::LimitTooLow`]. Nothing has changed then.
-    pub fn reserve(&mut self, tokens: u32) -> Result<(), Error> {
-        self.make_room(tokens.div_ceil(PAGE_TOKENS) + self.geometry().max_sequences, true)
     }
 
     /// Adds slabs until `pages` pages are free.
@@ -64,11 +76,13 @@ impl KvCache {
         log::debug!("the pool grows to {} pages in {} slabs per layer", g.pages(), g.slabs());
         let device = self.device.clone();
         scoped(&device, || {
-            let layouts = &self.pipelines.cache;
+            let layouts = &self.pipelines.layouts.cache;
             if plan.is_some() || scratch.is_some() {
                 let plan = plan.unwrap_or_else(|| self.shared.plan.clone());
                 let scratch = scratch.unwrap_or_else(|| self.shared.scratch.clone());
-                self.shared = Shared::new(&device, layouts, plan, self.shared.staging.clone(), scratch);
+                let staging = self.shared.staging.clone();
+                let rotated = self.shared.rotated.as_ref().map(Rotated::buffers);
+                self.shared = Shared::new(&device, &self.pipelines.layouts, plan, staging, scratch, rotated);
                 let old = std::mem::take(&mut self.layers);
                 self.layers = old.into_iter().map(|l| l.rebound(&device, layouts, &self.shared)).collect();
             }
@@ -82,16 +96,10 @@ impl KvCache {
         Ok(())
     }
 
-    /// Makes `failures` allocations of the pool fail after the next `after`, for tests of what happens then.
-    #[doc(hidden)]
-    pub fn fail_allocations(&mut self, after: u64, failures: u64) {
-        self.failing = (AtomicU64::new(after), AtomicU64::new(failures));
-    }
-
     /// A storage buffer. In browsers a failure shows only when it is used.
     fn storage(&self, what: &'static str, size: u64) -> Result<wgpu::Buffer, Error> {
         let count_down = |n: &AtomicU64| n.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1)).is_ok();
-        let (after, failures) = &self.failing;
+        let (after, failures) = &*self.failing;
         if !count_down(after) && count_down(failures) {
             return Err(Error::OutOfMemory { what, bytes: size });
         }

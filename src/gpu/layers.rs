@@ -1,6 +1,6 @@
 //! The buffers of a cache, and the bind groups of group 0 that read and write them.
 
-use super::pipelines::CacheLayouts;
+use super::pipelines::{CacheLayouts, Layouts};
 use super::work::PassParams;
 use std::collections::HashMap;
 
@@ -14,18 +14,64 @@ pub(super) struct Shared {
     /// Partial results of attention.
     pub(super) scratch: wgpu::Buffer,
     pub(super) merge: wgpu::BindGroup,
+    /// If something is rotated before a kernel reads it.
+    pub(super) rotated: Option<Rotated>,
+}
+
+/// Rotated queries, or rows that are about to be packed.
+#[derive(Debug)]
+pub(super) struct Rotated {
+    pub(super) buffer: wgpu::Buffer,
+    /// The layout of queries in it, as of a host's.
+    io: wgpu::Buffer,
+    /// To write it.
+    pub(super) target: wgpu::BindGroup,
+    /// To read it, in the place of the host's queries.
+    pub(super) queries: wgpu::BindGroup,
+}
+
+impl Rotated {
+    /// In `buffer`, whose queries `io` describes.
+    pub(super) fn new(
+        device: &wgpu::Device,
+        layouts: &Layouts,
+        plan: &wgpu::Buffer,
+        (buffer, io): (wgpu::Buffer, wgpu::Buffer),
+    ) -> Rotated {
+        Rotated {
+            target: bind_group(device, &layouts.cache.in_place, plan, &[&buffer]),
+            queries: device.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: Some("kivi rotated queries"),
+                layout: &layouts.host.queries,
+                entries: &[
+                    wgpu::BindGroupEntry { binding: 0, resource: io.as_entire_binding() },
+                    wgpu::BindGroupEntry { binding: 1, resource: buffer.as_entire_binding() },
+                    wgpu::BindGroupEntry { binding: 2, resource: buffer.as_entire_binding() },
+                ],
+            }),
+            buffer,
+            io,
+        }
+    }
+
+    /// The buffers.
+    pub(super) fn buffers(&self) -> (wgpu::Buffer, wgpu::Buffer) {
+        (self.buffer.clone(), self.io.clone())
+    }
 }
 
 impl Shared {
     pub(super) fn new(
         device: &wgpu::Device,
-        layouts: &CacheLayouts,
+        layouts: &Layouts,
         plan: wgpu::Buffer,
         staging: wgpu::Buffer,
         scratch: wgpu::Buffer,
+        rotated: Option<(wgpu::Buffer, wgpu::Buffer)>,
     ) -> Shared {
-        let merge = bind_group(device, &layouts.merge, &plan, &[&scratch]);
-        Shared { plan, staging, scratch, merge }
+        let merge = bind_group(device, &layouts.cache.merge, &plan, &[&scratch]);
+        let rotated = rotated.map(|buffers| Rotated::new(device, layouts, &plan, buffers));
+        Shared { plan, staging, scratch, merge, rotated }
     }
 }
 
@@ -35,6 +81,8 @@ pub(super) struct Slab {
     pub(super) buffer: wgpu::Buffer,
     pub(super) history: wgpu::BindGroup,
     pub(super) pack: wgpu::BindGroup,
+    /// From rows that were rotated apart.
+    pub(super) pack_rotated: Option<wgpu::BindGroup>,
     pub(super) unpack: wgpu::BindGroup,
     pub(super) copy: wgpu::BindGroup,
 }
@@ -48,6 +96,8 @@ pub(super) struct LayerBuffers {
     pub(super) append: wgpu::BindGroup,
     pub(super) window: wgpu::BindGroup,
     pub(super) copy_tokens: wgpu::BindGroup,
+    /// To rotate rows that are about to be packed.
+    pub(super) rotate: Option<wgpu::BindGroup>,
     /// By slab that is read and slab that is written.
     across: HashMap<(usize, usize), wgpu::BindGroup>,
 }
@@ -66,6 +116,10 @@ impl LayerBuffers {
             append: bind(&layouts.append, &[&ring, staging]),
             window: bind(&layouts.attend, &[&ring, staging, scratch]),
             copy_tokens: bind(&layouts.in_place, &[&ring]),
+            rotate: shared
+                .rotated
+                .as_ref()
+                .map(|rotated| bind(&layouts.pack, &[&ring, staging, &rotated.buffer])),
             ring,
             slabs: Vec::with_capacity(slabs.len()),
             across: HashMap::new(),
@@ -104,6 +158,10 @@ impl LayerBuffers {
         let slab = Slab {
             history: bind(&layouts.attend, &[&buffer, &buffer, scratch]),
             pack: bind(&layouts.pack, &[&self.ring, staging, &buffer]),
+            pack_rotated: shared
+                .rotated
+                .as_ref()
+                .map(|rotated| bind(&layouts.pack, &[&rotated.buffer, staging, &buffer])),
             unpack: bind(&layouts.across, &[&buffer, &self.ring]),
             copy: bind(&layouts.in_place, &[&buffer]),
             buffer,

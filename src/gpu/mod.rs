@@ -4,6 +4,7 @@ mod binding;
 mod buffers;
 mod cache;
 mod catalog;
+mod class;
 mod growth;
 mod io;
 mod lane_order;

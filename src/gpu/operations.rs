@@ -1,9 +1,10 @@
 //! Operations on whole sequences.
 
 use super::cache::KvCache;
+use super::class::Class;
 use super::work::Work;
 use crate::error::Error;
-use crate::plan::{Applied, Operation, SequenceId};
+use crate::plan::{Applied, Operation, Planner, SequenceId, all_or_none, the_same};
 
 impl KvCache {
     /// Removes a sequence; what no other sequence shares is free from the next operation on.
@@ -11,7 +12,8 @@ impl KvCache {
     /// # Errors
     /// [`Error::UnknownSequence`].
     pub fn remove_sequence(&mut self, sequence: SequenceId) -> Result<Operation, Error> {
-        self.planner.remove_sequence(sequence)
+        let remove = |class: &mut Class| class.planner.remove_sequence(sequence);
+        Ok(the_same(all_or_none(&mut self.classes, remove, |_, _| {})?))
     }
 
     /// Cuts a sequence to its first `tokens` tokens.
@@ -28,8 +30,7 @@ impl KvCache {
         sequence: SequenceId,
         tokens: u32,
     ) -> Result<Operation, Error> {
-        let applied = self.planner.truncate(sequence, tokens)?;
-        self.carry_out(encoder, applied)
+        Ok(self.operate(encoder, |planner| Ok(((), planner.truncate(sequence, tokens)?)))?.1)
     }
 
     /// Adds a sequence with the content of another.
@@ -45,8 +46,7 @@ impl KvCache {
         encoder: &mut wgpu::CommandEncoder,
         sequence: SequenceId,
     ) -> Result<(SequenceId, Operation), Error> {
-        let (child, applied) = self.with_room(|planner| planner.fork(sequence))?;
-        Ok((child, self.carry_out(encoder, applied)?))
+        self.operate(encoder, |planner| planner.fork(sequence))
     }
 
     /// Gives each of `sequences` the content that `sequences[parents[i]]` had: one step of a beam search.
@@ -62,8 +62,7 @@ impl KvCache {
         sequences: &[SequenceId],
         parents: &[usize],
     ) -> Result<Operation, Error> {
-        let applied = self.with_room(|planner| planner.reorder(sequences, parents))?;
-        self.carry_out(encoder, applied)
+        Ok(self.operate(encoder, |planner| Ok(((), planner.reorder(sequences, parents)?)))?.1)
     }
 
     /// Gives the memory of every slab that holds no token back to the device. The pool grows again when it must.
@@ -71,41 +70,64 @@ impl KvCache {
     /// Older operations that could be undone only with pages of those slabs no longer can be ([`Error::TooOld`]); discarding the shrink itself brings no
     /// slab back, and nothing needs one.
     pub fn shrink_to_fit(&mut self) -> Operation {
-        let (operation, slabs) = self.planner.shrink_to_fit();
-        for layer in &mut self.layers {
-            for &slab in &slabs {
-                layer.remove_slab(slab as usize);
+        let shrink = |class: &mut Class| {
+            let (operation, slabs) = class.planner.shrink_to_fit();
+            for layer in &mut class.layers {
+                for &slab in &slabs {
+                    layer.remove_slab(slab as usize);
+                }
             }
-        }
-        operation
+            operation
+        };
+        the_same(self.classes.iter_mut().map(shrink).collect())
     }
 
-    /// Records the work of an operation and commits it; on failure it is taken back.
-    fn carry_out(
+    /// Applies an operation to all classes of layers, records its work and commits it; on failure all of it is taken back.
+    fn operate<T: PartialEq + std::fmt::Debug>(
         &mut self,
         encoder: &mut wgpu::CommandEncoder,
-        applied: Applied,
-    ) -> Result<Operation, Error> {
-        let work = match self.prepare_for(encoder, &applied) {
-            Ok(work) => work,
-            Err(error) => {
-                self.planner.abandon(applied);
-                return Err(error);
-            }
-        };
-        if let Some(work) = work {
-            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
+        mut plan: impl FnMut(&mut Planner) -> Result<(T, Applied), Error>,
+    ) -> Result<(T, Operation), Error> {
+        let prepared = all_or_none(
+            &mut self.classes,
+            |class| class.apply(encoder, &mut plan),
+            |class, (_, applied, _)| class.planner.abandon(applied),
+        )?;
+        let mut pass = prepared.iter().any(|(_, _, work)| work.is_some()).then(|| {
+            encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
                 label: Some("kivi operation"),
                 timestamp_writes: None,
-            });
-            for layer in 0..self.layers.len() {
-                self.dispatch(&mut pass, &work.changes, layer, None);
+            })
+        });
+        let commit = |(class, (result, applied, work)): (&mut Class, (T, Applied, Option<Work>))| {
+            if let (Some(pass), Some(work)) = (&mut pass, work) {
+                for layer in 0..class.layers.len() {
+                    class.dispatch(pass, &work.changes, layer, None);
+                }
+            }
+            (result, class.planner.commit_applied(applied))
+        };
+        Ok(the_same(self.classes.iter_mut().zip(prepared).map(commit).collect()))
+    }
+}
+
+impl Class {
+    /// Everything of an operation that can fail: all of it, or nothing. No work if the GPU has nothing to do.
+    fn apply<T>(
+        &mut self,
+        encoder: &mut wgpu::CommandEncoder,
+        plan: impl FnMut(&mut Planner) -> Result<(T, Applied), Error>,
+    ) -> Result<(T, Applied, Option<Work>), Error> {
+        let (result, applied) = self.with_room(plan)?;
+        match self.prepare_for(encoder, &applied) {
+            Ok(work) => Ok((result, applied, work)),
+            Err(error) => {
+                self.planner.abandon(applied);
+                Err(error)
             }
         }
-        Ok(self.planner.commit_applied(applied))
     }
 
-    /// Everything that can fail. `None` if the GPU has nothing to do.
     fn prepare_for(
         &mut self,
         encoder: &mut wgpu::CommandEncoder,
@@ -117,7 +139,7 @@ impl KvCache {
         if applied.plan.is_empty() {
             return Ok(None);
         }
-        let work = Work::new(self.planner.geometry(), self.variant(), &applied.plan);
+        let work = Work::new(self.planner.geometry(), self.pipelines.variant(), &applied.plan);
         self.prepare(encoder, &work)?;
         Ok(Some(work))
     }

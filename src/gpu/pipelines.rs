@@ -5,6 +5,7 @@ use super::variant::Variant;
 use crate::error::Error;
 use crate::geometry::Geometry;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// The kinds of bindings, in order of their numbers.
 #[derive(Clone, Copy)]
@@ -36,22 +37,30 @@ pub(super) struct HostLayouts {
     pub(super) output: wgpu::BindGroupLayout,
 }
 
+/// Layouts of groups and of pipelines. All classes of layers share them.
 #[derive(Debug)]
-pub(super) struct Pipelines {
+pub(super) struct Layouts {
     pub(super) cache: CacheLayouts,
     pub(super) host: HostLayouts,
     append: wgpu::PipelineLayout,
     pack: wgpu::PipelineLayout,
     attend: wgpu::PipelineLayout,
     merge: wgpu::PipelineLayout,
+    rotate: wgpu::PipelineLayout,
     in_place: wgpu::PipelineLayout,
     across: wgpu::PipelineLayout,
+}
+
+/// The pipelines of a class of layers, as far as they have been needed.
+#[derive(Debug)]
+pub(super) struct Pipelines {
+    pub(super) layouts: Arc<Layouts>,
     variant: Variant,
     built: HashMap<Pass, wgpu::ComputePipeline>,
 }
 
-impl Pipelines {
-    pub(super) fn new(device: &wgpu::Device, variant: Variant) -> Pipelines {
+impl Layouts {
+    pub(super) fn new(device: &wgpu::Device) -> Layouts {
         use Kind::{Params, Read, Write};
         let cache = CacheLayouts {
             append: layout(device, "kivi append", &[Params, Read, Write, Write]),
@@ -74,18 +83,23 @@ impl Pipelines {
                 immediate_size: 0,
             })
         };
-        Pipelines {
+        Layouts {
             append: pipeline_layout(&[&cache.append, &host.append]),
             pack: pipeline_layout(&[&cache.pack]),
             attend: pipeline_layout(&[&cache.attend, &host.queries]),
             merge: pipeline_layout(&[&cache.merge, &host.output]),
+            rotate: pipeline_layout(&[&cache.in_place, &host.queries]),
             in_place: pipeline_layout(&[&cache.in_place]),
             across: pipeline_layout(&[&cache.across]),
             cache,
             host,
-            variant,
-            built: HashMap::new(),
         }
+    }
+}
+
+impl Pipelines {
+    pub(super) fn new(layouts: Arc<Layouts>, variant: Variant) -> Pipelines {
+        Pipelines { layouts, variant, built: HashMap::new() }
     }
 
     pub(super) fn variant(&self) -> Variant {
@@ -107,15 +121,17 @@ impl Pipelines {
         if self.built.contains_key(&pass) {
             return Ok(());
         }
+        let layouts = &self.layouts;
         let layout = match pass {
-            Pass::Append => &self.append,
-            Pass::PackKeys | Pass::PackValues => &self.pack,
+            Pass::Append => &layouts.append,
+            Pass::Pack(_) | Pass::RotateRows(_) => &layouts.pack,
+            Pass::RotateQueries => &layouts.rotate,
             Pass::AttendHistory(_) | Pass::AttendWindow(_) | Pass::FoldHistory | Pass::FoldWindow => {
-                &self.attend
+                &layouts.attend
             }
-            Pass::Merge(_) => &self.merge,
-            Pass::CopyTokens | Pass::CopyBlocks => &self.in_place,
-            Pass::CopyBlocksAcross | Pass::Unpack | Pass::UnpackRotated => &self.across,
+            Pass::Merge(_) => &layouts.merge,
+            Pass::CopyTokens | Pass::CopyBlocks => &layouts.in_place,
+            Pass::CopyBlocksAcross | Pass::Unpack | Pass::UnpackRotated(_) => &layouts.across,
         };
         let source = pass.source(g, self.variant);
         let scopes =

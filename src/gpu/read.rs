@@ -2,6 +2,7 @@
 
 use super::buffers::{buffer, scoped};
 use super::cache::KvCache;
+use super::class::Class;
 use crate::error::Error;
 use crate::plan::{SequenceId, SequenceView, Slot};
 use crate::state::{LayerState, UnpackedTokens};
@@ -51,12 +52,11 @@ impl<'a> Gather<'a> {
     }
 }
 
-impl KvCache {
-    /// Where a layer's words of a sequence lie: sinks' keys and values, the window's, then the blocks.
-    pub(super) fn places(&self, layer: u32, view: &SequenceView) -> Result<Gather<'_>, Error> {
+impl Class {
+    /// Where the words of a sequence in layer `index` of the class lie: sinks' keys and values, the window's, then the blocks.
+    pub(super) fn places(&self, index: usize, view: &SequenceView) -> Gather<'_> {
         let g = self.geometry();
-        let buffers =
-            self.layers.get(layer as usize).ok_or(Error::LayerOutOfRange { got: layer, layers: g.layers })?;
+        let buffers = &self.layers[index];
         let token = u64::from(g.token_words()) * 4;
         let block = u64::from(g.layout.block_words()) * 4;
         let values = u64::from(g.unpacked_slots()) * token;
@@ -72,17 +72,34 @@ impl KvCache {
             let Some(slab) = buffers.slab(slab as usize) else { continue };
             gather.add(&slab.buffer, u64::from(index) * block, block);
         }
-        Ok(gather)
+        gather
     }
 
+    /// The first words of the first slab of the class's first layer, for the self-test.
+    pub(super) async fn submit_and_read_slab(
+        &self,
+        queue: &wgpu::Queue,
+        words: u32,
+    ) -> Result<Vec<u32>, Error> {
+        let mut gather = Gather::default();
+        if let Some(slab) = self.layers[0].slab(0) {
+            gather.add(&slab.buffer, 0, u64::from(words) * 4);
+        }
+        submit_and_read(&self.device, queue, &gather).await
+    }
+}
+
+impl KvCache {
     /// What layer `layer` holds of a sequence. Submits a copy and waits for it; work submitted before is seen.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::LayerOutOfRange`], [`Error::Device`] if the device is lost.
     pub async fn submit_and_read_state(&self, layer: u32, sequence: SequenceId) -> Result<LayerState, Error> {
-        let g = self.geometry();
-        let view = self.planner.view(sequence)?;
-        let words = self.submit_and_read(&self.places(layer, &view)?).await?;
+        let (class, index) = self.place(layer)?;
+        let class = &self.classes[class];
+        let g = class.geometry();
+        let view = class.planner.view(sequence)?;
+        let words = submit_and_read(&self.device, &self.queue, &class.places(index, &view)).await?;
         let mut rest = &words[..];
         let mut take = |n: usize| {
             let (head, tail) = rest.split_at(n);
@@ -93,7 +110,7 @@ impl KvCache {
         let window_words = view.window.len() * g.token_words() as usize;
         let sinks = UnpackedTokens { keys: take(sink_words), values: take(sink_words) };
         let window = UnpackedTokens { keys: take(window_words), values: take(window_words) };
-        Ok(LayerState { tokens: view.tokens, sinks, blocks: rest.to_vec(), window })
+        Ok(LayerState { lengths: view.lengths, sinks, blocks: rest.to_vec(), window })
     }
 
     /// As [`Self::submit_and_read_state`], blocking.
@@ -108,39 +125,33 @@ impl KvCache {
     ) -> Result<LayerState, Error> {
         pollster::block_on(self.submit_and_read_state(layer, sequence))
     }
+}
 
-    /// The first words of a layer's first slab, for the self-test.
-    pub(super) async fn submit_and_read_slab(&self, layer: usize, words: u32) -> Result<Vec<u32>, Error> {
-        let mut gather = Gather::default();
-        if let Some(slab) = self.layers[layer].slab(0) {
-            gather.add(&slab.buffer, 0, u64::from(words) * 4);
-        }
-        self.submit_and_read(&gather).await
+async fn submit_and_read(
+    device: &wgpu::Device,
+    queue: &wgpu::Queue,
+    gather: &Gather<'_>,
+) -> Result<Vec<u32>, Error> {
+    let mut words = Vec::with_capacity(gather.bytes as usize / 4);
+    for piece in gather.pieces() {
+        let size: u64 = piece.iter().map(|(_, _, size)| size).sum();
+        let usage = wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ;
+        let target = buffer(device, "kivi read back", size, usage).await?;
+        let map = scoped(device, || {
+            let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+            let mut at = 0;
+            for (source, offset, size) in piece {
+                encoder.copy_buffer_to_buffer(source, offset, &target, at, size);
+                at += size;
+            }
+            queue.submit([encoder.finish()]);
+            Mapping::new(&target)
+        })?;
+        map.done(device).await?;
+        let bytes = target.slice(..).get_mapped_range().map_err(|e| Error::Device(e.to_string()))?;
+        words.extend(bytemuck::pod_collect_to_vec::<u8, u32>(&bytes));
     }
-
-    async fn submit_and_read(&self, gather: &Gather<'_>) -> Result<Vec<u32>, Error> {
-        let mut words = Vec::with_capacity(gather.bytes as usize / 4);
-        for piece in gather.pieces() {
-            let size: u64 = piece.iter().map(|(_, _, size)| size).sum();
-            let usage = wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ;
-            let target = buffer(&self.device, "kivi read back", size, usage).await?;
-            let map = scoped(&self.device, || {
-                let mut encoder =
-                    self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-                let mut at = 0;
-                for (source, offset, size) in piece {
-                    encoder.copy_buffer_to_buffer(source, offset, &target, at, size);
-                    at += size;
-                }
-                self.queue.submit([encoder.finish()]);
-                Mapping::new(&target)
-            })?;
-            map.done(&self.device).await?;
-            let bytes = target.slice(..).get_mapped_range().map_err(|e| Error::Device(e.to_string()))?;
-            words.extend(bytemuck::pod_collect_to_vec::<u8, u32>(&bytes));
-        }
-        Ok(words)
-    }
+    Ok(words)
 }
 
 /// A buffer that is being mapped for reading.

@@ -12,9 +12,9 @@ use crate::geometry::Geometry;
 use crate::oracle::block_of;
 use crate::plan::{PackBlock, SlabRange, Slot, StepPlan, TokenWrite};
 
-/// Checks the device. `cache` has a page, or its pool will never have one.
-pub(super) async fn run(cache: &mut KvCache) -> Result<(), Error> {
-    let g = cache.geometry().clone();
+/// Checks the device with the kernels of a class of layers. It has a page, or its pool will never have one.
+pub(super) async fn run(cache: &mut KvCache, class: usize) -> Result<(), Error> {
+    let g = cache.classes[class].geometry().clone();
     if g.pages() == 0 {
         return Ok(());
     }
@@ -40,17 +40,18 @@ pub(super) async fn run(cache: &mut KvCache) -> Result<(), Error> {
     let (k, v) = (upload(&keys)?, upload(&values)?);
     let io = LayerIo::append(TensorView::new(&k, Dtype::F32), TensorView::new(&v, Dtype::F32));
     let binding = cache.bind(&io)?;
-    let work = Work::new(&g, cache.variant(), &plan);
+    let class = &mut cache.classes[class];
+    let work = Work::new(&g, class.pipelines.variant(), &plan);
     let mut encoder = cache.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-    cache.prepare(&mut encoder, &work)?;
+    class.prepare(&mut encoder, &work)?;
     scoped(&cache.device, || {
         {
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
-            cache.dispatch_layer(&mut pass, &work, 0, &binding, true);
+            class.dispatch_layer(&mut pass, &work, 0, &binding, true);
         }
         cache.queue.submit([encoder.finish()]);
     })?;
-    let got = cache.submit_and_read_slab(0, g.layout.block_words()).await?;
+    let got = class.submit_and_read_slab(&cache.queue, g.layout.block_words()).await?;
     let expected = block_of(&g, &keys, &values);
     match got.iter().zip(&expected).position(|(a, b)| a != b) {
         None => Ok(()),

@@ -2,12 +2,12 @@
 
 use super::io::ABSENT;
 use super::shapes::{
-    AttendShape, CLUSTER_WORKGROUP, FoldShape, PACK_WORKGROUP, Source, by_dots, cluster_rows, items_at_most,
-    pack_batches, pack_channels, pack_tokens,
+    AttendShape, CLUSTER_WORKGROUP, FoldShape, PACK_WORKGROUP, PackShape, Source, by_dots, cluster_rows,
+    items_at_most,
 };
 use super::variant::{Variant, lanes};
 use crate::format::{
-    Bits, CLIP_LEAST_EXPONENT, CLIP_STEP, CLIP_STEPS, Dtype, ZeroPoint, inverse_rotation_scale,
+    Axis, Bits, CLIP_LEAST_EXPONENT, CLIP_STEP, CLIP_STEPS, Dtype, Tensor, ZeroPoint, inverse_rotation_scale,
     rotation_scale, rotation_size,
 };
 use crate::geometry::{Geometry, ITEM_WORDS, SPLIT_WORDS, TILE_WORDS};
@@ -25,10 +25,12 @@ pub(super) const COPY_WORDS: u32 = 4096;
 pub enum Pass {
     /// New tokens enter.
     Append,
-    /// Keys of whole blocks.
-    PackKeys,
-    /// Values of whole blocks.
-    PackValues,
+    /// Keys or values of whole blocks.
+    Pack(Tensor),
+    /// Keys or values that are about to be packed per channel, rotated first.
+    RotateRows(Tensor),
+    /// Queries of a layer whose keys are rotated.
+    RotateQueries,
     /// Attention over a page, with this many rows per workgroup.
     AttendHistory(u32),
     /// Attention over unpacked tokens, with this many rows per workgroup.
@@ -47,17 +49,28 @@ pub enum Pass {
     CopyBlocksAcross,
     /// Packed tokens return to the window.
     Unpack,
-    /// The same for values that are rotated.
-    UnpackRotated,
+    /// The same for keys or values that are rotated.
+    UnpackRotated(Tensor),
 }
 
 impl Pass {
     /// Every pass that a cache of this geometry can run.
     pub fn all(g: &Geometry) -> Vec<Pass> {
-        let mut passes = vec![Pass::Append, Pass::PackKeys, Pass::PackValues];
-        passes.extend([Pass::CopyTokens, Pass::CopyBlocks, Pass::CopyBlocksAcross, Pass::Unpack]);
-        if g.values.rotated {
-            passes.push(Pass::UnpackRotated);
+        let mut passes = vec![Pass::Append];
+        let tensors = [Tensor::Keys, Tensor::Values].map(|tensor| g.layout.tensor(tensor));
+        for t in tensors {
+            passes.extend(t.rotates_apart().then_some(Pass::RotateRows(t.tensor)));
+            passes.push(Pass::Pack(t.tensor));
+        }
+        passes.extend([Pass::CopyTokens, Pass::CopyBlocks, Pass::CopyBlocksAcross]);
+        if tensors.iter().any(|t| !t.format.rotated) {
+            passes.push(Pass::Unpack);
+        }
+        for t in tensors.into_iter().filter(|t| t.format.rotated) {
+            passes.push(Pass::UnpackRotated(t.tensor));
+        }
+        if g.layout.keys.rotated {
+            passes.push(Pass::RotateQueries);
         }
         for rows in g.split_tiles() {
             passes.extend([Pass::AttendHistory(rows), Pass::AttendWindow(rows), Pass::Merge(rows)]);
@@ -72,8 +85,9 @@ impl Pass {
     pub fn entry_point(self) -> &'static str {
         match self {
             Pass::Append => "append",
-            Pass::PackKeys => "pack_keys",
-            Pass::PackValues => "pack_values",
+            Pass::Pack(_) => "pack",
+            Pass::RotateRows(_) => "rotate_rows",
+            Pass::RotateQueries => "rotate_queries",
             Pass::AttendHistory(_) => "attend_history",
             Pass::AttendWindow(_) => "attend_window",
             Pass::FoldHistory => "fold_history",
@@ -83,7 +97,7 @@ impl Pass {
             Pass::CopyBlocks => "copy_blocks",
             Pass::CopyBlocksAcross => "copy_blocks_across",
             Pass::Unpack => "unpack",
-            Pass::UnpackRotated => "unpack_rotated",
+            Pass::UnpackRotated(_) => "unpack_rotated",
         }
     }
 
@@ -95,18 +109,21 @@ impl Pass {
         let mut pieces = pieces!["lib/step.wgsl", "lib/element.wgsl"];
         pieces.extend(match self {
             Pass::Append => pieces!["append.wgsl"],
-            Pass::PackKeys => {
-                pieces!["lib/tokens.wgsl", "lib/quantizer.wgsl", "lib/groups.wgsl", "pack_keys.wgsl"]
-            }
-            Pass::PackValues => {
-                let mut pieces = pieces!["lib/tokens.wgsl", "lib/quantizer.wgsl", "lib/groups.wgsl"];
-                pieces.extend(match g.values.rotated {
-                    true => pieces!["lib/rotation.wgsl", "lib/rows_rotated.wgsl"],
-                    false => pieces!["lib/rows_plain.wgsl"],
+            Pass::Pack(tensor) => {
+                let layout = g.layout.tensor(tensor);
+                let mut pieces = pieces!["lib/quantizer.wgsl", "lib/fit.wgsl"];
+                pieces.extend(if layout.rotates_apart() {
+                    pieces!["lib/rows_stored.wgsl"]
+                } else if layout.format.rotated {
+                    pieces!["lib/tokens.wgsl", "lib/rotation.wgsl", "lib/rows_rotated.wgsl"]
+                } else {
+                    pieces!["lib/tokens.wgsl", "lib/rows_plain.wgsl"]
                 });
-                pieces.extend(pieces!["pack_values.wgsl"]);
+                pieces.extend(pieces!["lib/groups.wgsl", "pack.wgsl"]);
                 pieces
             }
+            Pass::RotateRows(_) => pieces!["lib/tokens.wgsl", "lib/rotation.wgsl", "rotate_rows.wgsl"],
+            Pass::RotateQueries => pieces!["lib/rotation.wgsl", "rotate_queries.wgsl"],
             Pass::AttendHistory(_) | Pass::FoldHistory if variant == Variant::Subgroups => {
                 let mut pieces = pieces![
                     "lib/rows.wgsl",
@@ -137,16 +154,27 @@ impl Pass {
             Pass::AttendHistory(rows) => {
                 let mut pieces =
                     pieces!["lib/rows.wgsl", "lib/attend.wgsl", "lib/packed.wgsl", "lib/products.wgsl"];
-                pieces.extend(if !g.layout.key_bits.is_quantized() {
+                let [keys, values] = [Tensor::Keys, Tensor::Values].map(|tensor| g.layout.tensor(tensor));
+                let keys_by_vectors = keys.axis == Axis::PerToken;
+                let values_by_vectors = values.axis == Axis::PerChannel;
+                if keys_by_vectors || values_by_vectors {
+                    pieces.extend(pieces!["lib/vectors_packed.wgsl"]);
+                }
+                pieces.extend(if keys_by_vectors {
+                    pieces!["lib/keys_plain.wgsl", "lib/queries_float.wgsl", "lib/keys_by_vectors.wgsl"]
+                } else if !keys.format.bits.is_quantized() {
                     pieces!["lib/keys_plain.wgsl", "lib/queries_float.wgsl", "lib/keys_sixteen.wgsl"]
                 } else if by_dots(g, variant, rows) {
                     pieces!["lib/keys_quantized.wgsl", "lib/keys_dot.wgsl"]
                 } else {
                     pieces!["lib/keys_quantized.wgsl", "lib/queries_float.wgsl", "lib/keys_float.wgsl"]
                 });
-                pieces.extend(match g.layout.value_bits.is_quantized() {
-                    true => pieces!["lib/values_quantized.wgsl"],
-                    false => pieces!["lib/values_sixteen.wgsl"],
+                pieces.extend(if values_by_vectors {
+                    pieces!["lib/values_by_vectors.wgsl"]
+                } else if values.format.bits.is_quantized() {
+                    pieces!["lib/values_quantized.wgsl"]
+                } else {
+                    pieces!["lib/values_sixteen.wgsl"]
                 });
                 pieces.extend(pieces!["attend_history.wgsl"]);
                 pieces
@@ -177,7 +205,7 @@ impl Pass {
             Pass::CopyBlocks => pieces!["copy_blocks.wgsl"],
             Pass::CopyBlocksAcross => pieces!["copy_blocks_across.wgsl"],
             Pass::Unpack => pieces!["lib/quantizer.wgsl", "lib/elements_packed.wgsl", "unpack.wgsl"],
-            Pass::UnpackRotated => pieces![
+            Pass::UnpackRotated(_) => pieces![
                 "lib/quantizer.wgsl",
                 "lib/elements_packed.wgsl",
                 "lib/rotation.wgsl",
@@ -285,27 +313,23 @@ fn prelude(pass: Pass, g: &Geometry, variant: Variant) -> String {
     u("BLOCK_WORDS", l.block_words());
     u("BLOCKS_PER_PAGE", l.blocks_per_page());
     u("HEAD_WORDS", l.head_words());
-    u("KEY_BITS", l.key_bits.get());
-    // Of the plane of the low bits; a width that is not a power of two has a high bit in another plane.
-    u("KEY_LOW_BITS", l.key_bits.low_bits());
-    u("KEY_LOW_WORDS", l.key_bits.low_words(l.head_dim));
-    u("KEY_CODES_PER_WORD", 32 / l.key_bits.low_bits());
-    u("KEY_PARTS", 8 / l.key_bits.low_bits());
-    u("KEY_BYTE_MASK", byte_mask(l.key_bits));
-    u("KEY_ROW_WORDS", l.key_row_words());
-    u("KEY_PARAMS", l.key_param(0));
-    u("VALUE_BITS", l.value_bits.get());
-    u("VALUE_LOW_BITS", l.value_bits.low_bits());
-    u("VALUE_LOW_WORDS", l.value_bits.low_words(l.head_dim));
-    u("VALUE_CODES_PER_WORD", 32 / l.value_bits.low_bits());
-    u("VALUE_BYTE_MASK", byte_mask(l.value_bits));
-    u("VALUE_ROW_WORDS", l.value_row_words());
-    u("VALUE_GROUP", l.value_group);
-    // At least one of each, since shaders divide by the one and size an array by the other.
-    let value_groups = l.value_groups().max(1);
-    u("VALUE_GROUPS", value_groups);
-    u("VALUE_CODES", l.value_code(0, 0));
-    u("VALUE_PARAMS", l.value_param(0, 0));
+    u("CHANNEL_GROUP", l.channel_group);
+    for (tensor, name) in [(Tensor::Keys, "KEY"), (Tensor::Values, "VALUE")] {
+        let t = l.tensor(tensor);
+        let bits = t.format.bits;
+        let mut u = |what: &str, value: u32| u(&format!("{name}_{what}"), value);
+        u("BITS", bits.get());
+        // Of the plane of the low bits; a width that is not a power of two has a high bit in another plane.
+        u("LOW_BITS", bits.low_bits());
+        u("LOW_WORDS", bits.low_words(l.head_dim));
+        u("CODES_PER_WORD", 32 / bits.low_bits());
+        u("BYTE_MASK", byte_mask(bits));
+        u("ROW_WORDS", t.row_words());
+        u("GROUPS", t.channel_groups());
+        u("CODES", t.first);
+        u("PARAMS", t.first_param());
+    }
+    u("KEY_PARTS", 8 / l.keys.bits.low_bits());
     u("PARTIAL_VECS", (g.partial_bytes() / 16) as u32);
     let rows = match pass {
         Pass::AttendHistory(rows) | Pass::AttendWindow(rows) | Pass::Merge(rows) => rows,
@@ -360,37 +384,57 @@ fn prelude(pass: Pass, g: &Geometry, variant: Variant) -> String {
             u("SH_VECS", shape.sh_vecs);
         }
         Pass::CopyBlocks | Pass::CopyBlocksAcross => u("COPY_WORDS", COPY_WORDS),
-        Pass::PackKeys | Pass::PackValues => {
-            let keys = pass == Pass::PackKeys;
-            u("PACK_BITS", if keys { l.key_bits } else { l.value_bits }.get());
-            let tokens = pack_tokens(g);
-            u("PACK_BATCHES", pack_batches(g, pass));
-            u("PACK_TOKENS", tokens);
-            u("PACK_CHANNELS", pack_channels(g));
-            u("ROTATED_ROWS", tokens);
+        Pass::Pack(tensor) => {
+            let (t, shape) = (l.tensor(tensor), PackShape::new(g, tensor));
+            u("PACK_TENSOR", u32::from(tensor == Tensor::Values));
+            u("PACK_BITS", t.format.bits.get());
+            u("PACK_LOW_BITS", t.format.bits.low_bits());
+            u("PACK_LOW_WORDS", t.format.bits.low_words(l.head_dim));
+            u("PACK_ROW_WORDS", t.row_words());
+            u("PACK_ROW_GROUPS", t.channel_groups());
+            u("PACK_CODES", t.first);
+            u("PACK_PARAMS", t.first_param());
+            u("PACK_BATCHES", shape.batches);
+            u("PACK_TOKENS", shape.tokens);
+            u("PACK_CHANNELS", shape.channels);
+            u("PACK_GROUPS", shape.groups);
+            u("ROTATED_ROWS", shape.tokens);
             u("ROTATION_WORKGROUP", PACK_WORKGROUP);
             u("PACK_WORKGROUP", PACK_WORKGROUP);
-            u("PACK_GROUPS", if keys { pack_channels(g) } else { tokens * value_groups });
             u("CLIP_STEPS", CLIP_STEPS);
         }
-        Pass::Append | Pass::CopyTokens | Pass::Unpack | Pass::UnpackRotated => {}
+        Pass::RotateRows(tensor) | Pass::UnpackRotated(tensor) => {
+            u("ROTATED_TENSOR", u32::from(tensor == Tensor::Values));
+        }
+        Pass::RotateQueries => u("QUERY_HEADS", g.query_heads),
+        Pass::Append | Pass::CopyTokens | Pass::Unpack => {}
     }
     let fold = matches!(pass, Pass::FoldHistory | Pass::FoldWindow);
     let scale = (f64::from(g.softmax_scale) * std::f64::consts::LOG2_E) as f32;
-    let _ = writeln!(text, "const FOLD: bool = {fold};");
-    let _ = writeln!(text, "const VALUES_ROTATED: bool = {};", g.values.rotated);
-    let _ = writeln!(text, "const ROTATION_SIZE: u32 = {}u;", rotation_size(l.head_dim));
-    let _ = writeln!(text, "const ROTATION_SCALE: f32 = {:?};", rotation_scale(l.head_dim));
-    let _ = writeln!(text, "const UNROTATION_SCALE: f32 = {:?};", inverse_rotation_scale(l.head_dim));
-    let _ = writeln!(text, "const SOFT_CAPS: bool = {};", g.has_soft_caps());
-    let _ = writeln!(text, "const LOGIT_SCALE: f32 = {scale:e};");
-    if matches!(pass, Pass::PackKeys | Pass::PackValues) {
-        let format = if pass == Pass::PackKeys { g.keys } else { g.values };
-        let _ = writeln!(text, "const PACK_ROUNDED: bool = {};", format.zero_point == ZeroPoint::Rounded);
-        let _ = writeln!(text, "const CLIPPING: bool = {};", format.clipping);
+    let mut flag = |name: &str, value: bool| {
+        let _ = writeln!(text, "const {name}: bool = {value};");
+    };
+    flag("FOLD", fold);
+    flag("KEY_COMPACT", l.keys.compact);
+    flag("VALUE_COMPACT", l.values.compact);
+    flag("KEYS_PER_TOKEN", l.tensor(Tensor::Keys).axis == Axis::PerToken);
+    flag("VALUES_PER_CHANNEL", l.tensor(Tensor::Values).axis == Axis::PerChannel);
+    flag("KEYS_ROTATED", l.keys.rotated);
+    flag("VALUES_ROTATED", l.values.rotated);
+    flag("SOFT_CAPS", g.has_soft_caps());
+    if let Pass::Pack(tensor) = pass {
+        let t = l.tensor(tensor);
+        flag("PACK_PER_TOKEN", t.axis == Axis::PerToken);
+        flag("PACK_COMPACT", t.format.compact);
+        flag("PACK_ROUNDED", t.format.zero_point == ZeroPoint::Rounded);
+        flag("CLIPPING", t.format.clipping);
         let _ = writeln!(text, "const CLIP_STEP: f32 = {CLIP_STEP:?};");
         let _ = writeln!(text, "const CLIP_LEAST_EXPONENT: i32 = {CLIP_LEAST_EXPONENT};");
     }
+    let _ = writeln!(text, "const ROTATION_SIZE: u32 = {}u;", rotation_size(l.head_dim));
+    let _ = writeln!(text, "const ROTATION_SCALE: f32 = {:?};", rotation_scale(l.head_dim));
+    let _ = writeln!(text, "const UNROTATION_SCALE: f32 = {:?};", inverse_rotation_scale(l.head_dim));
+    let _ = writeln!(text, "const LOGIT_SCALE: f32 = {scale:e};");
     text
 }
 

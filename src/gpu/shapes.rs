@@ -2,6 +2,7 @@
 
 use super::shaders::Pass;
 use super::variant::{Variant, lanes};
+use crate::format::{Axis, Tensor, TensorFormat};
 use crate::geometry::Geometry;
 
 /// What the attention of a tile reads.
@@ -110,7 +111,7 @@ fn dot_bytes(g: &Geometry, rows: u32) -> u32 {
 
 /// Whether the history's keys meet tiles of `rows` rows by integer dot products.
 pub(super) fn by_dots(g: &Geometry, variant: Variant, rows: u32) -> bool {
-    variant == Variant::IntegerDot && g.layout.key_bits.is_quantized() && dot_fits(g, rows)
+    variant == Variant::IntegerDot && g.layout.keys.bits.is_quantized() && dot_fits(g, rows)
 }
 
 /// Whether tiles of `rows` rows can have integer dot products within WebGPU's 16 KiB of workgroup memory; others have f32 ones.
@@ -152,25 +153,51 @@ pub(super) fn any_dot_fits(g: &Geometry) -> bool {
 /// Invocations of the pack passes.
 pub(super) const PACK_WORKGROUP: u32 = 128;
 
-/// Tokens of a block whose values a workgroup packs: workgroup memory holds a thousand parameters, and two thousand rotated elements. Clipping tries so much that
-/// more workgroups share a block; besides, lavapipe ends every loop of an invocation that has gone round 65535 times in all.
-pub(super) fn pack_tokens(g: &Geometry) -> u32 {
-    let parameters = previous_power_of_two(1024 / g.layout.value_groups().max(1));
-    let few = g.values.rotated || g.values.clipping;
-    let rows = if few { previous_power_of_two(2048 / g.layout.head_dim) } else { u32::MAX };
-    g.layout.group.min(parameters).min(rows)
+/// How the groups of one head's keys or values of a block are divided among workgroups.
+pub(super) struct PackShape {
+    /// Tokens whose groups a workgroup packs: all of them, unless groups are per token.
+    pub(super) tokens: u32,
+    /// Channels whose groups a workgroup packs: whole words of every plane, and all of them unless groups are per channel.
+    pub(super) channels: u32,
+    /// Groups, and so parameters, of one workgroup.
+    pub(super) groups: u32,
+    /// Workgroups that share a head of a block.
+    pub(super) batches: u32,
+    /// Elements of rows that are rotated in workgroup memory.
+    pub(super) rotated: u32,
 }
 
-/// Channels of a block whose keys a workgroup packs: whole words of every plane.
-pub(super) fn pack_channels(g: &Geometry) -> u32 {
-    if g.keys.clipping { g.layout.head_dim.min(32) } else { g.layout.head_dim }
+impl PackShape {
+    /// Workgroup memory holds a thousand parameters, and two thousand rotated elements. Clipping tries so much that more workgroups share a block; besides,
+    /// lavapipe ends every loop of an invocation that has gone round 65535 times in all.
+    pub(super) fn new(g: &Geometry, tensor: Tensor) -> PackShape {
+        let layout = g.layout.tensor(tensor);
+        let TensorFormat { rotated, clipping, .. } = layout.format;
+        let (head_dim, group) = (layout.head_dim, layout.group);
+        let (tokens, channels, groups) = match layout.axis {
+            Axis::PerChannel => {
+                let channels = if clipping { head_dim.min(32) } else { head_dim };
+                (group, channels, channels)
+            }
+            Axis::PerToken => {
+                let row_groups = layout.channel_groups();
+                let parameters = previous_power_of_two(1024 / row_groups);
+                let few = rotated || clipping;
+                let rows = if few { previous_power_of_two(2048 / head_dim) } else { u32::MAX };
+                let tokens = group.min(parameters).min(rows);
+                (tokens, head_dim, tokens * row_groups)
+            }
+        };
+        let batches = (group / tokens) * head_dim.div_ceil(channels);
+        let rotated = if rotated && !layout.rotates_apart() { tokens * head_dim } else { 0 };
+        PackShape { tokens, channels, groups, batches, rotated }
+    }
 }
 
-/// Workgroups that share a head of a block in a pack pass.
-pub(super) fn pack_batches(g: &Geometry, pass: Pass) -> u32 {
+/// Workgroups that share a work item.
+pub(super) fn batches(g: &Geometry, pass: Pass) -> u32 {
     match pass {
-        Pass::PackKeys => g.layout.head_dim.div_ceil(pack_channels(g)),
-        Pass::PackValues => g.layout.group / pack_tokens(g),
+        Pass::Pack(tensor) => PackShape::new(g, tensor).batches,
         _ => 1,
     }
 }
@@ -186,10 +213,11 @@ pub(super) fn workgroup_bytes(g: &Geometry, variant: Variant) -> u32 {
         history.max(bytes(Source::Window))
     });
     // Parameters, rows if they are rotated, and what clipping tries.
-    let tokens = pack_tokens(g);
-    let rows = if g.values.rotated { g.layout.head_dim } else { 0 };
-    let values = 4 * tokens * (g.layout.value_groups() + rows);
-    let pack = 8 * PACK_WORKGROUP + values.max(4 * g.layout.head_dim);
+    let pack = [Tensor::Keys, Tensor::Values].map(|tensor| {
+        let shape = PackShape::new(g, tensor);
+        8 * PACK_WORKGROUP + 4 * (shape.groups + shape.rotated)
+    });
+    let pack = pack[0].max(pack[1]);
     let merge = 24 * 256;
     let fold = if g.may_fold() { 16 * FoldShape::new(g).sh_vecs } else { 0 };
     attention.max().unwrap_or(0).max(pack).max(merge).max(fold)

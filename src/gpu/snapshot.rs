@@ -2,8 +2,9 @@
 
 use super::buffers::{mapped_buffer, write_mapped};
 use super::cache::KvCache;
+use super::class::Class;
 use crate::error::Error;
-use crate::plan::{Operation, SequenceId};
+use crate::plan::{Operation, SequenceId, all_or_none, the_same};
 use crate::snapshot::Snapshot;
 
 impl KvCache {
@@ -12,11 +13,11 @@ impl KvCache {
     /// # Errors
     /// [`Error::UnknownSequence`]; [`Error::OutOfMemory`] for the buffer that is read back; [`Error::Device`] if the device is lost.
     pub async fn submit_and_save(&self, sequence: SequenceId) -> Result<Snapshot, Error> {
-        let mut layers = Vec::with_capacity(self.layers.len());
-        for layer in 0..self.geometry().layers {
+        let mut layers = Vec::with_capacity(self.layers() as usize);
+        for layer in 0..self.layers() {
             layers.push(self.submit_and_read_state(layer, sequence).await?);
         }
-        Ok(Snapshot::new(self.geometry(), layers))
+        Ok(Snapshot::new(&self.geometries(), layers))
     }
 
     /// As [`Self::submit_and_save`], blocking.
@@ -39,9 +40,16 @@ impl KvCache {
         encoder: &mut wgpu::CommandEncoder,
         snapshot: &Snapshot,
     ) -> Result<(SequenceId, Operation), Error> {
-        snapshot.check(self.geometry())?;
-        let (tokens, blocks) = (snapshot.tokens(), snapshot.blocks());
-        let (sequence, applied) = self.with_room(|planner| planner.insert(tokens, blocks))?;
+        snapshot.check(&self.geometries())?;
+        let insert = |class: &mut Class| {
+            class.with_room(|planner| {
+                let lengths = snapshot.lengths_of(planner.geometry());
+                planner.insert(lengths)
+            })
+        };
+        let undo = |class: &mut Class, (_, applied)| class.planner.abandon(applied);
+        let inserted = all_or_none(&mut self.classes, insert, undo)?;
+        let sequence = inserted[0].0;
         match self.upload_snapshot(sequence, snapshot) {
             Ok(uploads) => {
                 for (source, copies) in &uploads {
@@ -51,10 +59,12 @@ impl KvCache {
                         at += size;
                     }
                 }
-                Ok((sequence, self.planner.commit_applied(applied)))
+                let commit =
+                    |(class, (id, applied)): (&mut Class, _)| (id, class.planner.commit_applied(applied));
+                Ok(the_same(self.classes.iter_mut().zip(inserted).map(commit).collect()))
             }
             Err(error) => {
-                self.planner.abandon(applied);
+                self.classes.iter_mut().zip(inserted).for_each(|(class, inserted)| undo(class, inserted));
                 Err(error)
             }
         }
@@ -67,14 +77,17 @@ impl KvCache {
         sequence: SequenceId,
         snapshot: &Snapshot,
     ) -> Result<Vec<(wgpu::Buffer, Vec<(&wgpu::Buffer, u64, u64)>)>, Error> {
-        let view = self.planner.view(sequence)?;
+        let views: Result<Vec<_>, Error> =
+            self.classes.iter().map(|class| class.planner.view(sequence)).collect();
+        let views = views?;
         let mut uploads = Vec::new();
         for (layer, state) in (0..).zip(snapshot.layers()) {
+            let (class, index) = self.place(layer)?;
             let (sinks, window) = (&state.sinks, &state.window);
             let words = [&sinks.keys, &sinks.values, &window.keys, &window.values, &state.blocks];
             let words: Vec<u32> = words.into_iter().flatten().copied().collect();
             let mut rest: &[u8] = bytemuck::cast_slice(&words);
-            for copies in self.places(layer, &view)?.pieces() {
+            for copies in self.classes[class].places(index, &views[class]).pieces() {
                 let size: u64 = copies.iter().map(|(_, _, size)| size).sum();
                 let (bytes, tail) = rest.split_at(size as usize);
                 rest = tail;

@@ -2,11 +2,12 @@
 
 use super::binding::LayerBinding;
 use super::cache::KvCache;
+use super::class::Class;
 use super::io::LayerIo;
 use super::shaders::Pass;
 use super::work::{Dispatch, Work};
 use crate::error::Error;
-use crate::plan::{Operation, PlannedStep};
+use crate::plan::{Operation, PlannedStep, StepPlan, the_same};
 use std::sync::Arc;
 
 /// Where work is recorded: an encoder, or a compute pass that the host has begun on the encoder which holds the step's upload.
@@ -35,27 +36,39 @@ impl<'t, 'p> From<&'t mut wgpu::ComputePass<'p>> for Target<'t, 'p> {
 #[must_use = "a step that is not finished changes nothing"]
 pub struct Step<'a> {
     cache: &'a mut KvCache,
-    planned: PlannedStep,
-    work: Work,
+    /// Of each class of layers.
+    parts: Vec<Part>,
     recorded: Vec<bool>,
+}
+
+/// A step in a class of layers.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) planned: PlannedStep,
+    pub(super) work: Work,
     /// The layer whose new tokens are in the staging buffer.
-    staged: Option<u32>,
+    pub(super) staged: Option<u32>,
 }
 
 impl<'a> Step<'a> {
-    pub(super) fn new(cache: &'a mut KvCache, planned: PlannedStep, work: Work) -> Step<'a> {
-        let recorded = vec![false; cache.layers.len()];
-        Step { cache, planned, work, recorded, staged: None }
+    pub(super) fn new(cache: &'a mut KvCache, parts: Vec<Part>) -> Step<'a> {
+        let recorded = vec![false; cache.layers() as usize];
+        Step { cache, parts, recorded }
+    }
+
+    /// What is the same of all classes: how many tokens and queries there are.
+    fn plan(&self) -> &StepPlan {
+        &self.parts[0].planned.plan
     }
 
     /// New tokens over all sequences of the step: rows of keys and values.
     pub fn tokens(&self) -> u32 {
-        self.planned.plan.tokens
+        self.plan().tokens
     }
 
     /// Queries over all sequences of the step: rows of queries and outputs.
     pub fn queries(&self) -> u32 {
-        self.planned.plan.queries
+        self.plan().queries
     }
 
     /// As [`KvCache::bind`], for hosts that learn of a layer's buffers only while the step is being recorded.
@@ -81,14 +94,15 @@ impl<'a> Step<'a> {
     where
         'p: 't,
     {
-        let index = self.check(layer, binding, true)?;
-        if self.recorded[index] {
+        let (class, index) = self.check(layer, binding, true)?;
+        if self.recorded[layer as usize] {
             return Err(Error::LayerRepeated(layer));
         }
-        self.record(target.into(), index, binding, true);
-        self.recorded[index] = true;
-        if self.planned.plan.uses_staging {
-            self.staged = Some(layer);
+        self.record(target.into(), class, index, binding, true);
+        self.recorded[layer as usize] = true;
+        let part = &mut self.parts[class];
+        if part.planned.plan.uses_staging {
+            part.staged = Some(layer);
         }
         Ok(())
     }
@@ -107,15 +121,15 @@ impl<'a> Step<'a> {
     where
         'p: 't,
     {
-        let index = self.check(layer, binding, false)?;
-        if self.planned.plan.tokens > 0 && !self.recorded[index] {
+        let (class, index) = self.check(layer, binding, false)?;
+        if self.plan().tokens > 0 && !self.recorded[layer as usize] {
             return Err(Error::LayerMissing(layer));
         }
-        match self.staged {
+        match self.parts[class].staged {
             Some(by) if by != layer => return Err(Error::StagingOverwritten { layer, by }),
             _ => {}
         }
-        self.record(target.into(), index, binding, false);
+        self.record(target.into(), class, index, binding, false);
         Ok(())
     }
 
@@ -124,41 +138,48 @@ impl<'a> Step<'a> {
     /// # Errors
     /// [`Error::LayerMissing`]: tokens were appended and a layer was not recorded. The cache is as before the step.
     pub fn finish(self) -> Result<Operation, Error> {
-        if self.planned.plan.tokens > 0
+        if self.plan().tokens > 0
             && let Some(missing) = self.recorded.iter().position(|r| !r)
         {
             return Err(Error::LayerMissing(missing as u32));
         }
-        Ok(self.cache.planner.commit(self.planned))
+        let commit = |(class, part): (&mut Class, Part)| class.planner.commit(part.planned);
+        Ok(the_same(self.cache.classes.iter_mut().zip(self.parts).map(commit).collect()))
     }
 
-    fn check(&self, layer: u32, binding: &LayerBinding, appends: bool) -> Result<usize, Error> {
-        if layer as usize >= self.cache.layers.len() {
-            return Err(Error::LayerOutOfRange { got: layer, layers: self.cache.layers.len() as u32 });
-        }
+    fn check(&self, layer: u32, binding: &LayerBinding, appends: bool) -> Result<(usize, usize), Error> {
+        let place = self.cache.place(layer)?;
         if !Arc::ptr_eq(&binding.cache, &self.cache.identity()) {
             return Err(Error::ForeignBinding);
         }
-        binding.check_step(&self.planned.plan, appends)?;
-        Ok(layer as usize)
+        binding.check_step(self.plan(), appends)?;
+        Ok(place)
     }
 
-    fn record(&self, target: Target<'_, '_>, layer: usize, binding: &LayerBinding, whole: bool) {
+    fn record(
+        &self,
+        target: Target<'_, '_>,
+        class: usize,
+        index: usize,
+        binding: &LayerBinding,
+        whole: bool,
+    ) {
+        let (class, work) = (&self.cache.classes[class], &self.parts[class].work);
         match target {
-            Target::Pass(pass) => self.cache.dispatch_layer(pass, &self.work, layer, binding, whole),
+            Target::Pass(pass) => class.dispatch_layer(pass, work, index, binding, whole),
             Target::Encoder(encoder) => {
                 let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
                     label: Some("kivi layer"),
                     timestamp_writes: None,
                 });
-                self.cache.dispatch_layer(&mut pass, &self.work, layer, binding, whole);
+                class.dispatch_layer(&mut pass, work, index, binding, whole);
             }
         }
     }
 }
 
-impl KvCache {
-    /// Dispatches the work of one layer; without `whole`, only its attention.
+impl Class {
+    /// Dispatches the work of one of its layers; without `whole`, only its attention.
     pub(super) fn dispatch_layer(
         &self,
         pass: &mut wgpu::ComputePass<'_>,
@@ -184,23 +205,32 @@ impl KvCache {
         binding: Option<&LayerBinding>,
     ) {
         let class = self.geometry().layer_classes[layer];
-        let buffers = &self.layers[layer];
+        let (buffers, layout) = (&self.layers[layer], &self.geometry().layout);
+        let rotated = self.shared.rotated.as_ref();
         for dispatch in dispatches.iter().filter(|d| d.class.is_none_or(|c| c == class)) {
             let slab = || buffers.slab(dispatch.slab);
             let group = match dispatch.pass {
                 Pass::Append => Some(&buffers.append),
-                Pass::PackKeys | Pass::PackValues => slab().map(|s| &s.pack),
+                Pass::Pack(tensor) if layout.tensor(tensor).rotates_apart() => {
+                    slab().and_then(|s| s.pack_rotated.as_ref())
+                }
+                Pass::Pack(_) => slab().map(|s| &s.pack),
+                Pass::RotateRows(_) => buffers.rotate.as_ref(),
+                Pass::RotateQueries => rotated.map(|rotated| &rotated.target),
                 Pass::AttendHistory(_) | Pass::FoldHistory => slab().map(|s| &s.history),
                 Pass::AttendWindow(_) | Pass::FoldWindow => Some(&buffers.window),
                 Pass::Merge(_) => Some(&self.shared.merge),
                 Pass::CopyTokens => Some(&buffers.copy_tokens),
                 Pass::CopyBlocks => slab().map(|s| &s.copy),
                 Pass::CopyBlocksAcross => buffers.across(dispatch.source, dispatch.slab),
-                Pass::Unpack | Pass::UnpackRotated => slab().map(|s| &s.unpack),
+                Pass::Unpack | Pass::UnpackRotated(_) => slab().map(|s| &s.unpack),
             };
             let host = binding.and_then(|binding| match dispatch.pass {
                 Pass::Append => binding.append.as_ref(),
                 Pass::Merge(_) => binding.output.as_ref(),
+                Pass::AttendHistory(_) | Pass::FoldHistory if layout.keys.rotated => {
+                    rotated.map(|rotated| &rotated.queries)
+                }
                 _ => binding.queries.as_ref(),
             });
             // `prepare` has built all of them, and `check_step` knows that the binding has what the pass needs.

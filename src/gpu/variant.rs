@@ -3,7 +3,7 @@
 use super::lane_order::is_linear;
 use super::shapes::{any_dot_fits, workgroup_bytes};
 use crate::error::Error;
-use crate::format::Bits;
+use crate::format::{Axis, Bits, Tensor};
 use crate::geometry::Geometry;
 
 /// How attention over the packed history is computed. Words and state are the same in all variants; outputs differ by rounding.
@@ -45,15 +45,21 @@ impl Variant {
     /// Whether it has kernels for this geometry; if not, what it needs.
     pub fn supports(self, g: &Geometry) -> Result<(), &'static str> {
         let l = &g.layout;
+        let kivi_axes = l.tensor(Tensor::Keys).axis == Axis::PerChannel
+            && l.tensor(Tensor::Values).axis == Axis::PerToken;
         match self {
             Variant::Portable => Ok(()),
             Variant::Subgroups if ![64, 128].contains(&l.head_dim) => Err("head_dim = 64 or 128"),
             Variant::Subgroups if l.group < l.head_dim / 4 => Err("group_size >= head_dim / 4"),
-            Variant::Subgroups if l.value_groups() > 4 => Err("value_group_size >= head_dim / 4"),
+            Variant::Subgroups if !kivi_axes => Err("keys per channel and values per token"),
+            Variant::Subgroups if l.tensor(Tensor::Values).channel_groups() > 4 => {
+                Err("value_group_size >= head_dim / 4")
+            }
             Variant::Subgroups => Ok(()),
-            Variant::IntegerDot if ![Bits::Two, Bits::Three, Bits::Four].contains(&l.key_bits) => {
+            Variant::IntegerDot if ![Bits::Two, Bits::Three, Bits::Four].contains(&l.keys.bits) => {
                 Err("keys of 2, 3 or 4 bits")
             }
+            Variant::IntegerDot if !kivi_axes => Err("keys per channel and values per token"),
             Variant::IntegerDot if !l.head_dim.is_multiple_of(16) => {
                 Err("a head_dim that is a multiple of 16")
             }
@@ -112,7 +118,7 @@ impl Variant {
         const AMD: u32 = 0x1002;
         if adapter.device_type == wgpu::DeviceType::Cpu {
             Variant::Subgroups
-        } else if g.layout.key_bits == Bits::Two
+        } else if g.layout.keys.bits == Bits::Two
             && adapter.vendor == AMD
             && Variant::IntegerDot.runs_on(adapter.backend)
         {

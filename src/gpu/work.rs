@@ -1,8 +1,9 @@
 //! A step's plan in the words that shaders read, and the dispatches that read them.
 
 use super::shaders::{COPY_WORDS, MAX_GROUPS, Pass};
-use super::shapes::{attend_groups, items_each, pack_batches};
+use super::shapes::{attend_groups, batches, items_each};
 use super::variant::Variant;
+use crate::format::Tensor;
 use crate::geometry::{Geometry, ITEM_WORDS, PLAN_PARAMS_STRIDE, SPLIT_WORDS, TILE_WORDS};
 use crate::plan::{BlockCopyRange, FoldPass, SlabRange, StepPlan};
 use std::ops::Range;
@@ -106,13 +107,15 @@ impl Work {
             let (start, count) = (range.start, range.end - range.start);
             let (first, count) = match pass {
                 Pass::Append => (writes + 2 * start, count),
-                Pass::PackKeys | Pass::PackValues => (packs + 2 * start, count),
+                Pass::Pack(_) => (packs + 2 * start, count),
+                Pass::RotateRows(_) => (packs + 2 * start, count * g.layout.group),
+                Pass::RotateQueries => (0, count),
                 Pass::AttendHistory(_) | Pass::AttendWindow(_) => (items + ITEM_WORDS * start, count),
                 Pass::FoldHistory | Pass::FoldWindow => (runs + ITEM_WORDS * start, count),
                 Pass::Merge(rows) => (tiles + TILE_WORDS * start, count * rows),
                 Pass::CopyTokens => (token_copies + 2 * start, count),
                 Pass::CopyBlocks | Pass::CopyBlocksAcross => (block_copies + 2 * start, count),
-                Pass::Unpack | Pass::UnpackRotated => (unpacks + 3 * start, count),
+                Pass::Unpack | Pass::UnpackRotated(_) => (unpacks + 3 * start, count),
             };
             let (first_head, heads) = (heads.start, heads.end - heads.start);
             let attention = class.map(|c| g.attention_classes[c as usize]).unwrap_or_default();
@@ -129,13 +132,16 @@ impl Work {
             let at = i * stride as usize;
             words[at..at + 8].copy_from_slice(bytemuck::cast_slice(&[params]));
             let y = match pass {
-                Pass::Unpack if g.values.rotated => g.token_words().div_ceil(64),
+                Pass::Unpack if g.layout.keys.rotated || g.layout.values.rotated => {
+                    g.token_words().div_ceil(64)
+                }
                 Pass::Append | Pass::CopyTokens | Pass::Unpack => (2 * g.token_words()).div_ceil(64),
-                Pass::UnpackRotated => g.layout.kv_heads,
+                Pass::UnpackRotated(_) | Pass::RotateRows(_) => g.layout.kv_heads,
+                Pass::RotateQueries => g.query_heads,
                 Pass::CopyBlocks | Pass::CopyBlocksAcross => g.layout.block_words().div_ceil(COPY_WORDS),
                 _ => attend_groups(g, variant, pass, heads),
             };
-            let x = count.div_ceil(items_each(variant, pass, count)) * pack_batches(g, pass);
+            let x = count.div_ceil(items_each(variant, pass, count)) * batches(g, pass);
             let dispatch = Dispatch {
                 pass,
                 class,
@@ -146,6 +152,8 @@ impl Work {
             };
             match pass {
                 Pass::Append => work.append = Some(dispatch),
+                // Before attention, of whichever class.
+                Pass::RotateQueries => work.attend.push(dispatch),
                 _ if class.is_some() => work.attend.push(dispatch),
                 _ => work.changes.push(dispatch),
             }
@@ -184,6 +192,9 @@ fn passes_of(g: &Geometry, plan: &StepPlan) -> Vec<PassWork> {
         push_from(pass, class, slab, slab, range, heads);
     };
     push(Pass::Append, None, 0, &(0..plan.writes.len() as u32), &all);
+    if g.layout.keys.rotated {
+        push(Pass::RotateQueries, None, 0, &(0..plan.queries), &all);
+    }
     for round in &plan.rounds {
         let (rows, heads, class) = (round.row_tile, &round.heads, Some(round.class));
         for SlabRange { slab, items } in &round.history {
@@ -206,13 +217,20 @@ fn passes_of(g: &Geometry, plan: &StepPlan) -> Vec<PassWork> {
     }
     let mut push = |pass, slab, range: &Range<u32>| push_from(pass, None, slab, slab, range, &all);
     for SlabRange { slab, items } in &plan.pack_slabs {
-        push(Pass::PackKeys, *slab, items);
-        push(Pass::PackValues, *slab, items);
+        for tensor in [Tensor::Keys, Tensor::Values] {
+            if g.layout.tensor(tensor).rotates_apart() {
+                push(Pass::RotateRows(tensor), *slab, items);
+            }
+            push(Pass::Pack(tensor), *slab, items);
+        }
     }
     for SlabRange { slab, items } in &plan.unpack_slabs {
-        push(Pass::Unpack, *slab, items);
-        if g.values.rotated {
-            push(Pass::UnpackRotated, *slab, items);
+        let rotated = [Tensor::Keys, Tensor::Values].map(|t| (t, g.layout.tensor(t).format.rotated));
+        if rotated.iter().any(|(_, rotated)| !rotated) {
+            push(Pass::Unpack, *slab, items);
+        }
+        for (tensor, _) in rotated.into_iter().filter(|(_, rotated)| *rotated) {
+            push(Pass::UnpackRotated(tensor), *slab, items);
         }
     }
     passes

@@ -1,15 +1,11 @@
 //! A cache in main memory.
 
-use super::{Partial, Row, Tensor, Tokens, Unpacked};
-use super::{append::append, attend_history::attend_history, attend_window::attend_window};
-use super::{copy_blocks::copy_blocks, merge::merge, pack_block};
+use super::class::Class;
 use crate::config::CacheConfig;
 use crate::error::Error;
 use crate::geometry::{DEFAULT_MAX_BINDING, Geometry};
-use crate::plan::{
-    AttendItem, FoldSplit, Operation, Planner, Round, RowTile, SequenceId, SequenceStep, Slot, StepPlan,
-};
-use crate::state::{LayerState, UnpackedTokens};
+use crate::plan::{Operation, Planner, SequenceId, SequenceStep, StepPlan, all_or_none, the_same};
+use crate::state::LayerState;
 
 /// Inputs of one layer in one step, sequences one after the other.
 #[derive(Debug, Clone, Copy, Default)]
@@ -35,12 +31,6 @@ pub struct AttentionOutput {
     pub lse: Vec<f64>,
 }
 
-#[derive(Debug, Clone)]
-pub(super) struct LayerMemory {
-    pub(super) slabs: Vec<Vec<u32>>,
-    pub(super) ring: Unpacked,
-}
-
 /// The cache on the CPU: the reference for every other backend.
 ///
 /// ```
@@ -55,37 +45,44 @@ pub(super) struct LayerMemory {
 /// ```
 #[derive(Debug, Clone)]
 pub struct CpuCache {
-    pub(super) planner: Planner,
-    pub(super) layers: Vec<LayerMemory>,
-    staging: Unpacked,
+    /// Classes of layers, that of the first layer first.
+    pub(super) classes: Vec<Class>,
+    /// Of each layer: its class, and its index there.
+    pub(super) places: Vec<(usize, usize)>,
 }
 
 impl CpuCache {
     /// An empty cache.
     ///
     /// # Errors
-    /// As [`Geometry::new`].
+    /// As [`Geometry::all`].
     pub fn new(config: &CacheConfig) -> Result<CpuCache, Error> {
-        let g = Geometry::new(config, DEFAULT_MAX_BINDING)?;
-        let layer = LayerMemory {
-            slabs: (0..g.slabs()).map(|s| vec![0; (g.slab_bytes(s) / 4) as usize]).collect(),
-            ring: Unpacked::new(&g, g.unpacked_slots()),
-        };
-        Ok(CpuCache {
-            layers: vec![layer; g.layers as usize],
-            staging: Unpacked::new(&g, g.staging_tokens),
-            planner: Planner::new(g),
-        })
+        let classes = Geometry::all(config, DEFAULT_MAX_BINDING)?;
+        let places = Geometry::places(&classes);
+        Ok(CpuCache { classes: classes.into_iter().map(Class::new).collect(), places })
     }
 
-    /// The derived sizes.
+    /// Layers of the model.
+    pub fn layers(&self) -> u32 {
+        self.places.len() as u32
+    }
+
+    /// The derived sizes of a layer's class.
+    ///
+    /// # Errors
+    /// [`Error::LayerOutOfRange`].
+    pub fn geometry_of(&self, layer: u32) -> Result<&Geometry, Error> {
+        Ok(self.class_of(layer)?.0.geometry())
+    }
+
+    /// The derived sizes of the first layer's class.
     pub fn geometry(&self) -> &Geometry {
-        self.planner.geometry()
+        self.planner().geometry()
     }
 
-    /// The sequences and their places.
+    /// The sequences and their places in the first layer's class.
     pub fn planner(&self) -> &Planner {
-        &self.planner
+        &self.classes[0].planner
     }
 
     /// Adds an empty sequence.
@@ -93,7 +90,7 @@ impl CpuCache {
     /// # Errors
     /// [`Error::TooManySequences`].
     pub fn create_sequence(&mut self) -> Result<SequenceId, Error> {
-        self.planner.create_sequence()
+        Ok(the_same(all_or_none(&mut self.classes, |class| class.planner.create_sequence(), |_, _| {})?))
     }
 
     /// Undoes the latest operation, as far as lengths and places go.
@@ -104,7 +101,8 @@ impl CpuCache {
     /// # Errors
     /// [`Error::NotLatest`], [`Error::TooOld`].
     pub fn discard(&mut self, operation: Operation) -> Result<(), Error> {
-        self.planner.discard(operation)
+        self.classes.iter().try_for_each(|class| class.planner.check_discard(operation))?;
+        self.classes.iter_mut().try_for_each(|class| class.planner.discard(operation))
     }
 
     /// Runs one step through all layers; `inputs` has one entry per layer.
@@ -116,19 +114,24 @@ impl CpuCache {
         steps: &[SequenceStep],
         inputs: &[LayerInput<'_>],
     ) -> Result<(Operation, Vec<AttentionOutput>), Error> {
-        let planned = self.with_room(|planner| planner.plan_step(steps))?;
-        let g = self.planner.geometry().clone();
-        if inputs.len() != self.layers.len() {
-            return Err(Error::LayerOutOfRange { got: inputs.len() as u32, layers: g.layers });
+        let planned = all_or_none(
+            &mut self.classes,
+            |class| class.with_room(|planner| planner.plan_step(steps)),
+            |_, _| {},
+        )?;
+        if inputs.len() != self.places.len() {
+            return Err(Error::LayerOutOfRange { got: inputs.len() as u32, layers: self.layers() });
         }
         for input in inputs {
-            check_input(&g, &planned.plan, input)?;
+            check_input(self.geometry(), &planned[0].plan, input)?;
         }
         let mut outputs = Vec::with_capacity(inputs.len());
-        for ((layer, input), class) in self.layers.iter_mut().zip(inputs).zip(&g.layer_classes) {
-            outputs.push(run_layer(&g, &planned.plan, *class, layer, &mut self.staging, input));
+        for (input, &(class, index)) in inputs.iter().zip(&self.places) {
+            outputs.push(self.classes[class].run_layer(&planned[class].plan, index, input));
         }
-        Ok((self.planner.commit(planned), outputs))
+        let commit = |(class, step): (&mut Class, _)| class.planner.commit(step);
+        let operation = the_same(self.classes.iter_mut().zip(planned).map(commit).collect());
+        Ok((operation, outputs))
     }
 
     /// What layer `layer` holds of a sequence.
@@ -136,30 +139,15 @@ impl CpuCache {
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::LayerOutOfRange`].
     pub fn state(&self, layer: u32, sequence: SequenceId) -> Result<LayerState, Error> {
-        let g = self.planner.geometry();
-        let view = self.planner.view(sequence)?;
-        let memory =
-            self.layers.get(layer as usize).ok_or(Error::LayerOutOfRange { got: layer, layers: g.layers })?;
-        let rows = |slots: &[Slot]| {
-            let tensor = |tensor| {
-                let row = |s: &Slot| memory.ring.row(g, tensor, s.index(), 0);
-                let words = g.token_words() as usize;
-                slots.iter().flat_map(|s| memory.ring.words[row(s)..][..words].to_vec()).collect()
-            };
-            UnpackedTokens { keys: tensor(Tensor::Keys), values: tensor(Tensor::Values) }
-        };
-        let words = g.layout.block_words() as usize;
-        Ok(LayerState {
-            tokens: view.tokens,
-            sinks: rows(&view.sinks),
-            blocks: view
-                .blocks
-                .iter()
-                .flat_map(|&(slab, b)| &memory.slabs[slab as usize][b as usize * words..][..words])
-                .copied()
-                .collect(),
-            window: rows(&view.window),
-        })
+        let (class, index) = self.class_of(layer)?;
+        class.state(index, sequence)
+    }
+
+    fn class_of(&self, layer: u32) -> Result<(&Class, usize), Error> {
+        let layers = self.layers();
+        let &(class, index) =
+            self.places.get(layer as usize).ok_or(Error::LayerOutOfRange { got: layer, layers })?;
+        Ok((&self.classes[class], index))
     }
 }
 
@@ -181,125 +169,4 @@ fn check_input(g: &Geometry, plan: &StepPlan, input: &LayerInput<'_>) -> Result<
         }
     }
     Ok(())
-}
-
-fn run_layer(
-    g: &Geometry,
-    plan: &StepPlan,
-    class: u32,
-    memory: &mut LayerMemory,
-    staging: &mut Unpacked,
-    input: &LayerInput<'_>,
-) -> AttentionOutput {
-    append(g, plan, Tensor::Keys, input.k, &mut memory.ring, staging);
-    append(g, plan, Tensor::Values, input.v, &mut memory.ring, staging);
-    let output = attend(g, plan, class, memory, staging, input);
-    copy_blocks(g, plan, &mut memory.slabs);
-    let tokens = Tokens { ring: &memory.ring, staging };
-    let block_words = g.layout.block_words() as usize;
-    for range in &plan.pack_slabs {
-        let slab = &mut memory.slabs[range.slab as usize];
-        for pack in &plan.packs[range.items.start as usize..range.items.end as usize] {
-            let slots = &plan.slots[pack.first_slot as usize..][..g.layout.group as usize];
-            let block = &mut slab[pack.block as usize * block_words..][..block_words];
-            pack_block(g, tokens, slots, block);
-        }
-    }
-    output
-}
-
-fn attend(
-    g: &Geometry,
-    plan: &StepPlan,
-    class: u32,
-    memory: &LayerMemory,
-    staging: &Unpacked,
-    input: &LayerInput<'_>,
-) -> AttentionOutput {
-    let q = input.q;
-    let head_dim = g.layout.head_dim as usize;
-    let rows = plan.queries as usize * g.query_heads as usize;
-    let mut output =
-        AttentionOutput { out: vec![0.0; rows * head_dim], max_logit: vec![0.0; rows], lse: vec![0.0; rows] };
-    for round in plan.rounds.iter().filter(|round| round.class == class) {
-        for tile_index in round.tiles.clone() {
-            let tile = &plan.tiles[tile_index as usize];
-            for head in round.heads.clone() {
-                let places: Vec<usize> = tile_places(g, tile, head).collect();
-                let rows: Vec<Row> = places
-                    .iter()
-                    .zip(tile.first_row..)
-                    .map(|(&place, r)| Row {
-                        query: q[place * head_dim..][..head_dim].iter().map(|&x| f64::from(x)).collect(),
-                        position: tile.position + r / g.heads_per_group,
-                        attention: g.attention_classes[class as usize],
-                    })
-                    .collect();
-                let parts = tile_partials(g, plan, round, tile_index, head, memory, staging, &rows);
-                for (r, &place) in places.iter().enumerate() {
-                    let partials: Vec<Partial> = parts.iter().map(|p| p[r].clone()).collect();
-                    let sink = input.sink_logits.get(place % g.query_heads as usize).copied().map(f64::from);
-                    let (out, lse) = merge(g.layout.head_dim, &partials, sink);
-                    output.out[place * head_dim..][..head_dim].copy_from_slice(&out);
-                    output.lse[place] = lse;
-                    output.max_logit[place] = partials.iter().fold(0.0, |m, p| m.max(p.max_magnitude));
-                }
-            }
-        }
-    }
-    output
-}
-
-/// Rows of the step's queries, `[query][query head]`, that a tile covers for one KV head.
-fn tile_places(g: &Geometry, tile: &RowTile, head: u32) -> impl Iterator<Item = usize> {
-    let (per_group, first_query, query_heads) = (g.heads_per_group, tile.first_query, g.query_heads);
-    (tile.first_row..tile.first_row + tile.rows).map(move |r| {
-        let query = first_query + r / per_group;
-        (query * query_heads + head * per_group + r % per_group) as usize
-    })
-}
-
-/// The partial results of a tile, one entry per split in order of position.
-#[allow(clippy::too_many_arguments)]
-fn tile_partials(
-    g: &Geometry,
-    plan: &StepPlan,
-    round: &Round,
-    tile: u32,
-    head: u32,
-    memory: &LayerMemory,
-    staging: &Unpacked,
-    rows: &[Row],
-) -> Vec<Vec<Partial>> {
-    let attend = |slab: Option<u32>, item: &AttendItem| match slab {
-        Some(slab) => {
-            let page = item.source as usize * g.layout.page_words() as usize;
-            attend_history(g, &memory.slabs[slab as usize][page..], item, head, rows)
-        }
-        None => {
-            let slots = &plan.slots[item.source as usize..][..item.tokens as usize];
-            attend_window(g, Tokens { ring: &memory.ring, staging }, slots, item, head, rows)
-        }
-    };
-    // Partials of the tile's own by their place, which is in order of position.
-    let history = round.history.iter().map(|range| (Some(range.slab), range.items.clone()));
-    let mut parts = Vec::new();
-    for (slab, items) in history.chain([(None, round.window.clone())]) {
-        let items = &plan.items[items.start as usize..items.end as usize];
-        parts.extend(items.iter().filter(|i| i.tile == tile).map(|item| (item.partial, attend(slab, item))));
-    }
-    parts.sort_by_key(|(place, _)| *place);
-    let mut parts: Vec<_> = parts.into_iter().map(|(_, part)| part).collect();
-    // Splits that extend a partial, in the order of the passes.
-    for pass in &round.fold {
-        let runs = &plan.runs[pass.runs.start as usize..pass.runs.end as usize];
-        for run in runs.iter().filter(|run| run.tile == tile) {
-            for split in &plan.splits[run.splits.start as usize..run.splits.end as usize] {
-                let FoldSplit { source, tokens, first_position } = *split;
-                let item = AttendItem { tile, partial: run.partial, source, tokens, first_position };
-                parts.push(attend(pass.slab, &item));
-            }
-        }
-    }
-    parts
 }

@@ -9,17 +9,18 @@ pub mod attend_window;
 pub mod copy_blocks;
 pub mod copy_tokens;
 pub mod merge;
-pub mod pack_keys;
-pub mod pack_values;
+pub mod pack;
 pub mod unpack;
 
 mod cache;
+mod class;
 mod operations;
 mod partial;
 
 pub use cache::{AttentionOutput, CpuCache, LayerInput};
 pub use partial::{Partial, Row};
 
+pub use crate::format::Tensor;
 use crate::format::{Dtype, enter, widen};
 use crate::geometry::Geometry;
 use crate::plan::{Slot, StepPlan, TokenWrite};
@@ -53,15 +54,6 @@ fn put(format: Dtype, row: &mut [u32], channel: usize, x: f32) {
         let word = &mut row[channel / 2];
         *word = (*word & !(0xffff << shift)) | (bits << shift);
     }
-}
-
-/// Keys or values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Tensor {
-    /// Keys.
-    Keys,
-    /// Values.
-    Values,
 }
 
 /// The buffers of one layer that hold unpacked tokens.
@@ -109,7 +101,8 @@ pub fn block_of(g: &Geometry, keys: &[f32], values: &[f32]) -> Vec<u32> {
 /// Packs the tokens in `slots` into `block`.
 fn pack_block(g: &Geometry, tokens: Tokens<'_>, slots: &[Slot], block: &mut [u32]) {
     for (words, head) in block.chunks_mut(g.layout.head_words() as usize).zip(0..) {
-        pack_keys::pack_keys(g, tokens, slots, head, words);
-        pack_values::pack_values(g, tokens, slots, head, words);
+        for tensor in [Tensor::Keys, Tensor::Values] {
+            pack::pack(g, tensor, tokens, slots, head, words);
+        }
     }
 }

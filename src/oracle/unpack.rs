@@ -1,8 +1,8 @@
 //! Packed tokens return to the window: dequantized, then through the entry function.
 
-use super::attend_history::read_code;
+use super::attend_history::read;
 use super::{Tensor, Unpacked, put};
-use crate::format::{BlockLayout, Param, dequantize, unrotate, widen};
+use crate::format::{dequantize, unrotate, widen};
 use crate::geometry::Geometry;
 use crate::plan::TokenUnpack;
 
@@ -17,7 +17,7 @@ pub fn unpack(g: &Geometry, tokens: &[TokenUnpack], slab: &[u32], ring: &mut Unp
                 let channels = 0..layout.head_dim;
                 let mut values: Vec<f32> =
                     channels.map(|channel| element(g, tensor, words, item.token, channel)).collect();
-                if tensor == Tensor::Values && g.values.rotated {
+                if layout.tensor(tensor).format.rotated {
                     unrotate(&mut values);
                 }
                 for (channel, x) in values.into_iter().enumerate() {
@@ -28,22 +28,10 @@ pub fn unpack(g: &Geometry, tokens: &[TokenUnpack], slab: &[u32], ring: &mut Unp
     }
 }
 
-/// The dequantized value of one element of a head's part of a block, rounded to f32 once, as it was packed: values may be rotated.
+/// The dequantized value of one element of a head's part of a block, rounded to f32 once, as it was packed: it may be rotated.
 pub fn element(g: &Geometry, tensor: Tensor, words: &[u32], token: u32, channel: u32) -> f32 {
-    let layout = &g.layout;
-    let (bits, place, param): (_, fn(&BlockLayout, u32, u32) -> u32, _) = match tensor {
-        Tensor::Keys => {
-            (layout.key_bits, |l, token, word| l.key_code(word, token), layout.key_param(channel))
-        }
-        Tensor::Values => (
-            layout.value_bits,
-            |l, token, word| l.value_code(token, word),
-            layout.value_param(token, channel / layout.value_group),
-        ),
-    };
-    let code = read_code(bits, layout.head_dim, channel, |word| words[place(layout, token, word) as usize]);
-    if !bits.is_quantized() {
-        return widen(code, g.sixteen_bit_format());
+    match read(&g.layout.tensor(tensor), words, token, channel) {
+        (code, Some(param)) => dequantize(param, code),
+        (bits, None) => widen(bits, g.sixteen_bit_format()),
     }
-    dequantize(Param::from_word(words[param as usize]), code)
 }

@@ -5,6 +5,7 @@
 
 use super::fold::plan_folds;
 use super::pool::Page;
+use super::sequence::SequenceLengths;
 use super::{AttendItem, Round, RowTile, SlabRange, StepPlan};
 use crate::format::PAGE_TOKENS;
 use crate::geometry::Geometry;
@@ -21,9 +22,10 @@ pub(super) struct Attention<'a> {
     pub(super) sinks: u32,
     /// Index in `StepPlan::slots` of the first sink.
     pub(super) sink_slots: u32,
-    /// Pages of the history.
+    /// Pages of the history that are not gone.
     pub(super) pages: &'a [Page],
-    pub(super) blocks: u32,
+    /// Before the step.
+    pub(super) lengths: SequenceLengths,
     /// Unpacked tokens after the history, new ones included.
     pub(super) window: u32,
     /// Index in `StepPlan::slots` of the first.
@@ -50,19 +52,25 @@ impl Attention<'_> {
                 first_position: position + i,
             })
         };
-        let packed_tokens = self.blocks * g.layout.group;
-        let pages = self.pages.iter().zip(0..).map(|(page, i)| Split {
-            slab: Some(page.slab),
-            source: page.index,
-            tokens: PAGE_TOKENS.min(packed_tokens - i * PAGE_TOKENS),
-            first_position: g.sinks + i * PAGE_TOKENS,
+        let (group, per_page) = (g.layout.group, g.layout.blocks_per_page());
+        let SequenceLengths { blocks, evicted, .. } = self.lengths;
+        let pages = self.pages.iter().zip(self.lengths.evicted_pages(g)..).map(|(page, ordinal)| {
+            // Of the oldest page some blocks may be gone.
+            let first = evicted.max(ordinal * per_page);
+            let end = blocks.min((ordinal + 1) * per_page);
+            Split {
+                slab: Some(page.slab),
+                source: page.index * per_page + first % per_page,
+                tokens: (end - first) * group,
+                first_position: g.sinks + first * group,
+            }
         });
         // The first query sees positions from here on, the others from later ones.
         let from = sliding_window.map_or(0, |n| (self.position + 1).saturating_sub(n));
         unpacked(self.sink_slots, self.sinks, 0)
             .chain(pages)
-            .chain(unpacked(self.window_slots, self.window, g.sinks + packed_tokens))
-            .filter(|split| split.first_position + split.tokens > from)
+            .chain(unpacked(self.window_slots, self.window, g.sinks + blocks * group))
+            .filter(|split| split.tokens > 0 && split.first_position + split.tokens > from)
             .collect()
     }
 }

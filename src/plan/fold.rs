@@ -115,7 +115,7 @@ fn passes(
             }
             let splits = seen_by(g, tile, &segment.splits, sliding_window, plan);
             if !splits.is_empty() {
-                let own = if g.values.rotated && slab.is_some() { 1 } else { 0 };
+                let own = if g.layout.values.rotated && slab.is_some() { 1 } else { 0 };
                 let tile = first_tile + i as u32;
                 let partial = plan.tiles[tile as usize].first_partial + own as u32 * g.fold_tile();
                 let fresh = std::mem::take(&mut fresh[i][own]);
@@ -133,7 +133,7 @@ fn passes(
         }
     }
     for (tile, [no_unpacked, no_history]) in plan.tiles[first_tile as usize..].iter_mut().zip(fresh) {
-        if g.values.rotated && !no_history {
+        if g.layout.values.rotated && !no_history {
             (tile.splits, tile.first_history, tile.history_splits) = (2, 1, 1);
             // Without a window even the newest token may be packed, once its step is over.
             if no_unpacked {

@@ -3,6 +3,7 @@
 //! [`Planner`] is the one state machine of the cache: it knows the sequences, their windows and their pages, and turns a step into a
 //! [`StepPlan`] of final work lists. The executors (CPU oracle, wgpu) derive nothing from it; they only carry it out. No GPU type appears here.
 
+mod all;
 mod attention;
 mod fold;
 mod operations;
@@ -12,8 +13,9 @@ mod sequence;
 mod step;
 mod table;
 
+pub(crate) use all::{all_or_none, the_same};
 pub use planner::{Growth, Planner, Usage};
-pub use sequence::{SequenceId, SequenceView};
+pub use sequence::{SequenceId, SequenceLengths, SequenceView};
 pub use step::{PlannedStep, SequenceStep};
 pub use table::{Applied, Operation};
 
@@ -99,7 +101,7 @@ pub struct AttendItem {
     pub tile: u32,
     /// First partial row that it writes.
     pub partial: u32,
-    /// History: page within its slab. Unpacked tokens: index in [`StepPlan::slots`] of the first.
+    /// History: the first block within its slab. Unpacked tokens: index in [`StepPlan::slots`] of the first.
     pub source: u32,
     /// Tokens of the split, 1 to 256.
     pub tokens: u32,

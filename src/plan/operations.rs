@@ -2,12 +2,12 @@
 
 use super::planner::Planner;
 use super::pool::pages_for;
-use super::sequence::{Lengths, Sequence, SequenceId};
+use super::sequence::{Sequence, SequenceId, SequenceLengths};
 use super::step::copy_blocks;
 use super::table::{Applied, Edit, Operation};
 use super::{SlabRange, StepPlan, TokenCopy, TokenUnpack};
 use crate::error::Error;
-use crate::geometry::{Geometry, MAX_TOKENS};
+use crate::geometry::Geometry;
 use std::collections::HashSet;
 
 impl Planner {
@@ -29,7 +29,7 @@ impl Planner {
     /// window, dequantized. The operation is applied; an executor carries its plan out (empty if no block is cut), then commits it.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`]; [`Error::TruncateBeyondEnd`] if the sequence is shorter.
+    /// [`Error::UnknownSequence`]; [`Error::TruncateBeyondEnd`] if the sequence is shorter; [`Error::TruncateIntoEvicted`] where tokens are gone.
     pub fn truncate(&mut self, id: SequenceId, tokens: u32) -> Result<Applied, Error> {
         let g = self.geometry().clone();
         let before = self.table.get(id)?.clone();
@@ -42,22 +42,30 @@ impl Planner {
         }
         let group = g.layout.group;
         let kept = tokens.saturating_sub(g.sinks);
-        let lengths = Lengths { tokens, blocks: before.lengths.blocks.min(kept / group), ..before.lengths };
-        let pages = pages_for(lengths.blocks, group) as usize;
-        let after = Sequence { home: before.home, lengths, pages: before.pages[..pages].to_vec() };
+        let mut lengths = before.lengths;
+        (lengths.tokens, lengths.blocks) = (tokens, lengths.blocks.min(kept / group));
+        let first = g.sinks + lengths.evicted * group;
+        if tokens < first {
+            if tokens > g.sinks {
+                return Err(Error::TruncateIntoEvicted { sequence: id, got: tokens, first, sinks: g.sinks });
+            }
+            lengths.evicted = 0;
+        }
+        let evicted = before.lengths.evicted_pages(&g) as usize;
+        let pages = (pages_for(lengths.blocks, group) as usize).saturating_sub(evicted);
+        let pages = before.pages[..pages].to_vec();
+        let after = Sequence { home: before.home, lengths, ring_start: before.ring_start, pages };
 
         let mut plan = StepPlan::default();
-        if lengths.blocks < before.lengths.blocks {
+        if lengths.blocks < before.lengths.blocks && !kept.is_multiple_of(group) {
             // All of the window is gone; these are its only tokens now.
             let (slab, block) = before.block(&g, lengths.blocks);
             let unpack = |token| TokenUnpack { block, token, slot: after.ring_slot(&g, token) };
             plan.unpacks = (0..kept % group).map(unpack).collect();
-            if !plan.unpacks.is_empty() {
-                plan.unpack_slabs.push(SlabRange { slab, items: 0..kept % group });
-            }
+            plan.unpack_slabs.push(SlabRange { slab, items: 0..kept % group });
         }
         let mut edit = Edit::new(&mut self.table);
-        edit.release_pages(&before.pages[pages..]);
+        edit.release_pages(&before.pages[after.pages.len()..]);
         edit.set(id, Some(after));
         Ok(edit.applied(plan))
     }
@@ -83,22 +91,17 @@ impl Planner {
         Ok((child_id, edit.applied(plan)))
     }
 
-    /// Adds a sequence of `tokens` tokens, `blocks` groups of which are packed. The operation is applied; what the sequence holds is for the executor to
+    /// Adds a sequence of these lengths. The operation is applied; what the sequence holds is for the executor to
     /// write where [`Self::view`] says, before it commits.
     ///
     /// # Errors
     /// [`Error::SequenceLengths`] if no sequence of this geometry has such lengths; [`Error::TooManySequences`], [`Error::CapacityExceeded`].
-    pub fn insert(&mut self, tokens: u32, blocks: u32) -> Result<(SequenceId, Applied), Error> {
+    pub fn insert(&mut self, lengths: SequenceLengths) -> Result<(SequenceId, Applied), Error> {
         let g = self.geometry().clone();
-        let packed = u64::from(blocks) * u64::from(g.layout.group);
-        let after_sinks = tokens.saturating_sub(g.sinks);
-        let window = u64::from(after_sinks).checked_sub(packed);
-        if tokens > MAX_TOKENS || window.is_none_or(|n| n > u64::from(g.held_tokens())) {
-            return Err(Error::SequenceLengths { tokens, blocks });
-        }
+        lengths.check(&g)?;
         let none = Error::TooManySequences { max: g.max_sequences };
         let home = self.table.next_home().ok_or(none)?;
-        let pages = pages_for(blocks, g.layout.group);
+        let pages = pages_for(lengths.blocks, g.layout.group) - lengths.evicted_pages(&g);
         let available = self.available_pages();
         if pages > self.free_pages() {
             return Err(Error::CapacityExceeded { needed: pages, available, fits: 0 });
@@ -106,9 +109,8 @@ impl Planner {
         let mut edit = Edit::new(&mut self.table);
         edit.take_home();
         let pages = (0..pages).filter_map(|_| edit.take_page()).collect();
-        let lengths = Lengths { tokens, blocks, ring_start: 0 };
         let id = edit.new_id();
-        edit.set(id, Some(Sequence { home, lengths, pages }));
+        edit.set(id, Some(Sequence { home, lengths, ring_start: 0, pages }));
         Ok((id, edit.applied(StepPlan::default())))
     }
 
@@ -188,7 +190,7 @@ fn copy_of(
     }
     if open > 0 {
         copy.pages[full] = edit.take_page()?;
-        copy_blocks(g, source.pages[full], copy.pages[full], open, plan);
+        copy_blocks(g, source.pages[full], copy.pages[full], source.open_blocks(g), plan);
     }
     let from = source.sinks(g).into_iter().chain(source.window(g));
     let to = copy.sinks(g).into_iter().chain(copy.window(g));

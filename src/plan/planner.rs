@@ -4,11 +4,12 @@ use super::sequence::{Sequence, SequenceId, SequenceView};
 use super::table::{Applied, Change, Edit, Journal, Operation, Table};
 use crate::error::Error;
 use crate::geometry::Geometry;
+use std::collections::HashMap;
 
 /// Sequences, windows and pages of a cache. See the [module](super).
 #[derive(Debug, Clone)]
 pub struct Planner {
-    geometry: Geometry,
+    pub(super) geometry: Geometry,
     pub(super) table: Table,
     journal: Journal,
 }
@@ -79,7 +80,7 @@ impl Planner {
     }
 
     /// Free pages, and those by which the pool may grow.
-    pub(super) fn available_pages(&self) -> u32 {
+    pub(crate) fn available_pages(&self) -> u32 {
         self.free_pages() + self.geometry.max_pages.saturating_sub(self.geometry.pages())
     }
 
@@ -91,9 +92,9 @@ impl Planner {
         let g = &self.geometry;
         let s = self.table.get(id)?;
         Ok(SequenceView {
-            tokens: s.lengths.tokens,
+            lengths: s.lengths,
             sinks: s.sinks(g),
-            blocks: (0..s.lengths.blocks).map(|block| s.block(g, block)).collect(),
+            blocks: (s.lengths.evicted..s.lengths.blocks).map(|block| s.block(g, block)).collect(),
             window: s.window(g),
         })
     }
@@ -102,20 +103,18 @@ impl Planner {
     pub fn usage(&self) -> Usage {
         let g = &self.geometry;
         let mut usage = Usage::default();
-        let mut filled_blocks = std::collections::HashMap::new();
+        // By page: a bit per block that some sequence has.
+        let mut blocks_of: HashMap<_, u32> = HashMap::new();
         for s in self.table.sequences.values() {
             usage.window_tokens += u64::from(s.lengths.window(g));
             usage.sink_tokens += u64::from(s.lengths.sinks(g));
-            let mut blocks = s.lengths.blocks;
-            for page in &s.pages {
-                let filled = blocks.min(g.layout.blocks_per_page());
-                blocks -= filled;
-                // Of a page that sequences fill to different degrees the furthest counts.
-                let known: &mut u32 = filled_blocks.entry(*page).or_default();
-                *known = filled.max(*known);
+            for (page, ordinal) in s.pages.iter().zip(s.lengths.evicted_pages(g)..) {
+                let blocks = s.blocks_on(g, ordinal);
+                let bits = |n: u32| (1u32 << n) - 1;
+                *blocks_of.entry(*page).or_default() |= bits(blocks.end) & !bits(blocks.start);
             }
         }
-        usage.blocks = filled_blocks.values().map(|n| u64::from(*n)).sum();
+        usage.blocks = blocks_of.values().map(|bits| u64::from(bits.count_ones())).sum();
         usage
     }
 
@@ -126,7 +125,7 @@ impl Planner {
 
     /// Takes an operation back. No other may have happened since.
     pub fn abandon(&mut self, applied: Applied) {
-        self.table.undo_all(applied.changes);
+        self.table.take_back(applied);
     }
 
     /// What attention must be prepared for if more sequences share pages than before: plans are as long as if each had pages of its own. `None` if it is
@@ -191,6 +190,14 @@ impl Planner {
     /// [`Error::NotLatest`], [`Error::TooOld`].
     pub fn discard(&mut self, operation: Operation) -> Result<(), Error> {
         self.journal.discard(operation, &mut self.table, self.geometry.max_undo)
+    }
+
+    /// Whether [`Self::discard`] would succeed.
+    ///
+    /// # Errors
+    /// As [`Self::discard`].
+    pub fn check_discard(&self, operation: Operation) -> Result<(), Error> {
+        self.journal.check_discard(operation, self.geometry.max_undo)
     }
 
     pub(super) fn record(&mut self, changes: Vec<Change>) -> Operation {

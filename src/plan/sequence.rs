@@ -2,8 +2,10 @@
 
 use super::Slot;
 use super::pool::{Page, Pool};
-use crate::geometry::Geometry;
+use crate::error::Error;
+use crate::geometry::{Geometry, MAX_TOKENS};
 use std::fmt;
+use std::ops::Range;
 
 /// A sequence of a cache. An id is never used again after its sequence is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,26 +17,69 @@ impl fmt::Display for SequenceId {
     }
 }
 
-/// The part of a sequence that changes at every step, without its list of pages.
+/// How long a sequence is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Lengths {
+pub struct SequenceLengths {
     /// Tokens.
-    pub(super) tokens: u32,
-    /// Packed blocks.
-    pub(super) blocks: u32,
-    /// Ring slot of the oldest token of the window.
-    pub(super) ring_start: u32,
+    pub tokens: u32,
+    /// Groups of tokens that have been packed.
+    pub blocks: u32,
+    /// How many of those, the oldest, are gone: see [`LayerFormat::history_limit`](crate::LayerFormat::history_limit).
+    pub evicted: u32,
 }
 
-impl Lengths {
+impl SequenceLengths {
+    /// Of a sequence to which `tokens` tokens have been appended and that was never truncated.
+    pub(crate) fn of(g: &Geometry, tokens: u32) -> SequenceLengths {
+        let after_sinks = tokens.saturating_sub(g.sinks);
+        let blocks = after_sinks.saturating_sub(g.window) / g.layout.group;
+        let mut lengths = SequenceLengths { tokens, blocks, evicted: 0 };
+        lengths.evict(g);
+        lengths
+    }
+
     /// Tokens in the window.
-    pub(super) fn window(&self, g: &Geometry) -> u32 {
+    pub(crate) fn window(&self, g: &Geometry) -> u32 {
         self.tokens - self.sinks(g) - self.blocks * g.layout.group
     }
 
     /// Tokens in sink slots.
-    pub(super) fn sinks(&self, g: &Geometry) -> u32 {
+    pub(crate) fn sinks(&self, g: &Geometry) -> u32 {
         self.tokens.min(g.sinks)
+    }
+
+    /// Pages of the history that are gone.
+    pub(super) fn evicted_pages(&self, g: &Geometry) -> u32 {
+        self.evicted / g.layout.blocks_per_page()
+    }
+
+    /// Blocks that a sequence may lose by the rule of the class, once it has this many tokens.
+    fn too_old(&self, g: &Geometry) -> u32 {
+        let limit = g.history_limit.unwrap_or(u32::MAX);
+        let old = self.tokens.saturating_sub(g.sinks).saturating_sub(limit);
+        self.blocks.min(old / g.layout.group)
+    }
+
+    /// What is left after a step: blocks all of whose tokens are too old are gone.
+    pub(super) fn evict(&mut self, g: &Geometry) {
+        self.evicted = self.evicted.max(self.too_old(g));
+    }
+
+    /// Whether a sequence of this geometry can have these lengths.
+    ///
+    /// # Errors
+    /// [`Error::SequenceLengths`].
+    pub(crate) fn check(&self, g: &Geometry) -> Result<(), Error> {
+        let &SequenceLengths { tokens, blocks, evicted } = self;
+        let packed = u64::from(blocks) * u64::from(g.layout.group);
+        let window = u64::from(tokens.saturating_sub(g.sinks)).checked_sub(packed);
+        let fits = window.is_some_and(|n| n <= u64::from(g.held_tokens()));
+        // A sequence that was longer once may have lost more than the rule says now.
+        let evictable = evicted <= blocks && (evicted == 0 || g.history_limit.is_some());
+        if tokens > MAX_TOKENS || !fits || !evictable || self.too_old(g) > evicted {
+            return Err(Error::SequenceLengths { tokens, blocks, evicted });
+        }
+        Ok(())
     }
 }
 
@@ -42,14 +87,16 @@ impl Lengths {
 pub(super) struct Sequence {
     /// Which of the layer's rings and sink slots are its own.
     pub(super) home: u32,
-    pub(super) lengths: Lengths,
-    /// Pages of the history, oldest first; the last may be partly filled.
+    pub(super) lengths: SequenceLengths,
+    /// Ring slot of the oldest token of the window.
+    pub(super) ring_start: u32,
+    /// Pages of the history that are not gone, oldest first; the last may be partly filled.
     pub(super) pages: Vec<Page>,
 }
 
 impl Sequence {
     pub(super) fn new(home: u32) -> Sequence {
-        Sequence { home, lengths: Lengths::default(), pages: Vec::new() }
+        Sequence { home, lengths: SequenceLengths::default(), ring_start: 0, pages: Vec::new() }
     }
 
     fn base(&self, g: &Geometry) -> u32 {
@@ -67,6 +114,22 @@ impl Sequence {
         (self.blocks_on_open_page(g) > 0 && pool.is_shared(page)).then_some(page)
     }
 
+    /// The blocks on its page number `ordinal`, counted from the first that it ever had, which are filled and not gone.
+    pub(super) fn blocks_on(&self, g: &Geometry, ordinal: u32) -> Range<u32> {
+        let per_page = g.layout.blocks_per_page();
+        let first = ordinal * per_page;
+        let SequenceLengths { blocks, evicted, .. } = self.lengths;
+        evicted.saturating_sub(first)..per_page.min(blocks - first)
+    }
+
+    /// Those on the last page if that has room for more.
+    pub(super) fn open_blocks(&self, g: &Geometry) -> Range<u32> {
+        match self.blocks_on_open_page(g) {
+            0 => 0..0,
+            _ => self.blocks_on(g, self.lengths.blocks / g.layout.blocks_per_page()),
+        }
+    }
+
     /// Slots of the sinks.
     pub(super) fn sinks(&self, g: &Geometry) -> Vec<Slot> {
         (0..self.lengths.sinks(g)).map(|p| self.sink_slot(g, p)).collect()
@@ -80,7 +143,7 @@ impl Sequence {
     /// (slab, block within the slab) of block `block`.
     pub(super) fn block(&self, g: &Geometry, block: u32) -> (u32, u32) {
         let per_page = g.layout.blocks_per_page();
-        let page = self.pages[(block / per_page) as usize];
+        let page = self.pages[(block / per_page - self.lengths.evicted_pages(g)) as usize];
         (page.slab, page.index * per_page + block % per_page)
     }
 
@@ -91,7 +154,7 @@ impl Sequence {
 
     /// Slot of the `i`-th token written to the ring, counted from the oldest one of the window.
     pub(super) fn ring_slot(&self, g: &Geometry, i: u32) -> Slot {
-        let slot = (self.lengths.ring_start + i) % g.ring_tokens;
+        let slot = (self.ring_start + i) % g.ring_tokens;
         Slot::ring(self.base(g) + g.sinks + slot)
     }
 }
@@ -99,11 +162,11 @@ impl Sequence {
 /// Where the content of a sequence lies between steps: what a reader of the buffers needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SequenceView {
-    /// Tokens of the sequence.
-    pub tokens: u32,
+    /// How long it is.
+    pub lengths: SequenceLengths,
     /// Slots of the sinks, in order of position.
     pub sinks: Vec<Slot>,
-    /// (slab, index of the block within the slab) of each packed block, oldest first.
+    /// (slab, index of the block within the slab) of each packed block that is not gone, oldest first.
     pub blocks: Vec<(u32, u32)>,
     /// Slots of the window's tokens, oldest first.
     pub window: Vec<Slot>,

@@ -3,12 +3,13 @@
 use super::attention::{Attention, plan_attention, push_by_slab};
 use super::planner::Planner;
 use super::pool::{Page, pages_for};
-use super::sequence::{Lengths, Sequence, SequenceId};
-use super::table::{Edit, Operation};
+use super::sequence::{Sequence, SequenceId, SequenceLengths};
+use super::table::{Edit, Operation, Stepped};
 use super::{BlockCopy, PackBlock, Slot, StepPlan, TokenWrite};
 use crate::error::Error;
 use crate::geometry::{Geometry, MAX_TOKENS};
 use std::collections::HashSet;
+use std::ops::Range;
 
 /// What one sequence does in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,17 +49,7 @@ impl SequenceStep {
 pub struct PlannedStep {
     /// The work.
     pub plan: StepPlan,
-    after: Vec<After>,
-}
-
-/// What a step makes of a sequence.
-#[derive(Debug, Clone)]
-struct After {
-    sequence: SequenceId,
-    lengths: Lengths,
-    /// Takes the place of the last page, which others hold too.
-    replaced: Option<Page>,
-    new_pages: Vec<Page>,
+    after: Vec<(SequenceId, Stepped)>,
 }
 
 impl Planner {
@@ -99,7 +90,7 @@ impl Planner {
                     sinks,
                     sink_slots,
                     pages: &before.pages,
-                    blocks: before.lengths.blocks,
+                    lengths: before.lengths,
                     window: chunk.window,
                     window_slots,
                 });
@@ -111,14 +102,14 @@ impl Planner {
             let replaced = match before.shared_open_page(g, &self.table.pool) {
                 Some(page) if first < end => {
                     let own = next_page()?;
-                    copy_blocks(g, page, own, before.blocks_on_open_page(g), plan);
+                    copy_blocks(g, page, own, before.open_blocks(g), plan);
                     Some(own)
                 }
                 _ => None,
             };
             let mut new_pages = Vec::new();
             for block in first..end {
-                let ordinal = (block / per_page) as usize;
+                let ordinal = (block / per_page - before.lengths.evicted_pages(g)) as usize;
                 let page = match (before.pages.get(ordinal), replaced) {
                     // It is the last that the sequence has.
                     (Some(_), Some(own)) => own,
@@ -139,8 +130,8 @@ impl Planner {
             }
             plan.tokens += step.append;
             plan.queries += step.attend;
-            let (sequence, lengths) = (step.sequence, chunk.after);
-            planned.after.push(After { sequence, lengths, replaced, new_pages });
+            let (lengths, ring_start) = (chunk.after, chunk.ring_start);
+            planned.after.push((step.sequence, Stepped { lengths, ring_start, replaced, new_pages }));
         }
         let plan = &mut planned.plan;
         plan_attention(g, &attention, plan);
@@ -151,13 +142,17 @@ impl Planner {
 
     /// Makes a planned step the state of the cache. No other operation may have happened since it was planned.
     pub fn commit(&mut self, step: PlannedStep) -> Operation {
+        let g = &self.geometry;
         let mut edit = Edit::new(&mut self.table);
-        for After { sequence, lengths, replaced, new_pages } in step.after {
+        for (id, stepped) in step.after {
             // The pages that the plan has peeked at, in the same order.
-            for _ in 0..replaced.iter().len() + new_pages.len() {
+            for _ in 0..stepped.replaced.iter().len() + stepped.new_pages.len() {
                 edit.take_page();
             }
-            edit.step(sequence, lengths, new_pages, replaced);
+            // It was there when the step was planned.
+            let before = edit.table.get(id).map_or(0, |sequence| sequence.lengths.evicted_pages(g));
+            let evicted = stepped.lengths.evicted_pages(g) - before;
+            edit.step(id, stepped, evicted);
         }
         let changes = edit.finish();
         self.record(changes)
@@ -168,22 +163,25 @@ impl Planner {
         let mut seen = HashSet::with_capacity(steps.len());
         let (mut total, mut queries) = (0, 0);
         for step in steps {
-            let before = self.table.get(step.sequence)?.lengths.tokens;
+            let before = self.table.get(step.sequence)?.lengths;
             if !seen.insert(step.sequence) {
                 return Err(Error::DuplicateSequence(step.sequence));
             }
             if step.append > g.max_step {
                 return Err(Error::StepTooLong { got: step.append, max: g.max_step });
             }
-            let tokens = u64::from(before) + u64::from(step.append);
+            let tokens = u64::from(before.tokens) + u64::from(step.append);
             if tokens > u64::from(MAX_TOKENS) {
                 return Err(Error::SequenceTooLong { tokens, max: MAX_TOKENS });
             }
             if step.attend > g.max_step {
                 return Err(Error::TooManyQueries { got: step.attend.into(), max: g.max_step });
             }
-            if u64::from(step.attend) > tokens {
-                return Err(Error::QueriesExceedTokens { got: step.attend, tokens: tokens as u32 });
+            // Those from the newest back to the first that is gone.
+            let gone = if before.evicted > 0 { g.sinks + before.evicted * g.layout.group } else { 0 };
+            let newest = tokens as u32 - gone;
+            if step.attend > newest {
+                return Err(Error::QueriesExceedTokens { got: step.attend, tokens: newest });
             }
             total += u64::from(step.append);
             queries += u64::from(step.attend);
@@ -210,15 +208,15 @@ impl Planner {
         for step in steps {
             let Ok(s) = self.table.get(step.sequence) else { continue };
             let (_, after) = lengths_after(g, &s.lengths, step.append);
-            let have = s.pages.len() as u32;
+            let (have, evicted) = (s.pages.len() as u32, s.lengths.evicted_pages(g));
             let shared = after.blocks > s.lengths.blocks && s.shared_open_page(g, &self.table.pool).is_some();
-            let more = pages_for(after.blocks, group).saturating_sub(have) + u32::from(shared);
+            let more = pages_for(after.blocks, group).saturating_sub(evicted + have) + u32::from(shared);
             if fits.is_none() && needed + more > available {
                 // Up to one token before the window would complete a block that has no page.
                 let free = available - needed;
                 let blocks = match shared && free == 0 {
                     true => s.lengths.blocks,
-                    false => (have + free - u32::from(shared)) * per_page,
+                    false => (evicted + have + free - u32::from(shared)) * per_page,
                 };
                 let most =
                     u64::from(g.sinks) + u64::from(blocks) * u64::from(group) + u64::from(g.held_tokens());
@@ -230,24 +228,25 @@ impl Planner {
     }
 }
 
-/// Adds the copy of the first `blocks` blocks of a page.
-pub(super) fn copy_blocks(g: &Geometry, from: Page, to: Page, blocks: u32, plan: &mut StepPlan) {
+/// Adds the copy of some blocks of a page.
+pub(super) fn copy_blocks(g: &Geometry, from: Page, to: Page, blocks: Range<u32>, plan: &mut StepPlan) {
     let per_page = g.layout.blocks_per_page();
     plan.copy_blocks(
         from.slab,
         to.slab,
-        (0..blocks).map(|i| BlockCopy { from: from.index * per_page + i, to: to.index * per_page + i }),
+        blocks.map(|i| BlockCopy { from: from.index * per_page + i, to: to.index * per_page + i }),
     );
 }
 
-/// New sinks and the lengths after `append` more tokens, the ring's start left as it was.
-fn lengths_after(g: &Geometry, before: &Lengths, append: u32) -> (u32, Lengths) {
+/// New sinks and the lengths after `append` more tokens.
+fn lengths_after(g: &Geometry, before: &SequenceLengths, append: u32) -> (u32, SequenceLengths) {
     let mut after = *before;
     after.tokens += append;
     let sinks = after.sinks(g) - before.sinks(g);
     let window = after.window(g);
     // While the window holds W + G tokens or more, its oldest G become one block.
     after.blocks += window.saturating_sub(g.window) / g.layout.group;
+    after.evict(g);
     (sinks, after)
 }
 
@@ -255,7 +254,9 @@ fn lengths_after(g: &Geometry, before: &Lengths, append: u32) -> (u32, Lengths) 
 struct Chunk<'a> {
     g: &'a Geometry,
     before: &'a Sequence,
-    after: Lengths,
+    after: SequenceLengths,
+    /// Ring slot of the oldest token of the window after the step.
+    ring_start: u32,
     /// New tokens that become sinks.
     sinks: u32,
     /// Tokens in the window before the step.
@@ -270,17 +271,17 @@ struct Chunk<'a> {
 impl<'a> Chunk<'a> {
     /// Places `append` new tokens: in the ring if they fit, else those that this very step packs go through the staging buffer.
     fn new(g: &'a Geometry, before: &'a Sequence, append: u32, staged: &mut u32) -> Chunk<'a> {
-        let (sinks, mut after) = lengths_after(g, &before.lengths, append);
+        let (sinks, after) = lengths_after(g, &before.lengths, append);
         let held = before.lengths.window(g);
         let new = append - sinks;
         let window = held + new;
         let packed = (after.blocks - before.lengths.blocks) * g.layout.group;
         let through_staging = if window <= g.ring_tokens { 0 } else { packed - held };
         let ring_packed = packed - through_staging;
-        after.ring_start = (before.lengths.ring_start + ring_packed) % g.ring_tokens;
+        let ring_start = (before.ring_start + ring_packed) % g.ring_tokens;
         let first_staged = *staged;
         *staged += through_staging;
-        Chunk { g, before, after, sinks, held, window, staged: through_staging, first_staged }
+        Chunk { g, before, after, ring_start, sinks, held, window, staged: through_staging, first_staged }
     }
 
     /// Slot of the `i`-th new token.

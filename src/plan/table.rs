@@ -2,7 +2,7 @@
 
 use super::StepPlan;
 use super::pool::{Page, PageChange, Pool};
-use super::sequence::{Lengths, Sequence, SequenceId};
+use super::sequence::{Sequence, SequenceId, SequenceLengths};
 use crate::error::Error;
 use crate::geometry::Geometry;
 use std::collections::{BTreeMap, VecDeque};
@@ -25,8 +25,21 @@ pub(super) enum Change {
     HomeFreed(u32),
     /// The sequence before; `None`: there was none.
     Sequence(SequenceId, Option<Sequence>),
-    /// Lengths and number of pages before a step, and the last page if the step replaced it.
-    Step(SequenceId, Lengths, usize, Option<Page>),
+    /// A step of a sequence.
+    Step(SequenceId, Before),
+}
+
+/// What a sequence was before a step, without the pages that it has still.
+#[derive(Debug, Clone)]
+pub(super) struct Before {
+    lengths: SequenceLengths,
+    ring_start: u32,
+    /// Number of its pages.
+    pages: usize,
+    /// The last of them, if the step replaced it.
+    replaced: Option<Page>,
+    /// Those at the front that are gone.
+    evicted: Vec<Page>,
 }
 
 impl Table {
@@ -48,6 +61,12 @@ impl Table {
         self.homes.back().copied()
     }
 
+    /// Undoes an operation of which nobody has heard: not even an id is gone.
+    pub(super) fn take_back(&mut self, applied: Applied) {
+        self.undo_all(applied.changes);
+        self.last_id = applied.last_id;
+    }
+
     /// Undoes changes, the last first.
     pub(super) fn undo_all(&mut self, changes: Vec<Change>) {
         for change in changes.into_iter().rev() {
@@ -67,17 +86,28 @@ impl Table {
             Change::Sequence(id, None) => {
                 self.sequences.remove(&id);
             }
-            Change::Step(id, lengths, pages, replaced) => {
+            Change::Step(id, before) => {
                 if let Some(sequence) = self.sequences.get_mut(&id) {
-                    sequence.pages.truncate(pages);
-                    if let (Some(page), Some(last)) = (replaced, sequence.pages.last_mut()) {
+                    sequence.pages.splice(0..0, before.evicted);
+                    sequence.pages.truncate(before.pages);
+                    if let (Some(page), Some(last)) = (before.replaced, sequence.pages.last_mut()) {
                         *last = page;
                     }
-                    sequence.lengths = lengths;
+                    (sequence.lengths, sequence.ring_start) = (before.lengths, before.ring_start);
                 }
             }
         }
     }
+}
+
+/// What a step makes of a sequence.
+#[derive(Debug, Clone)]
+pub(super) struct Stepped {
+    pub(super) lengths: SequenceLengths,
+    pub(super) ring_start: u32,
+    /// Takes the place of the last page, which others hold too.
+    pub(super) replaced: Option<Page>,
+    pub(super) new_pages: Vec<Page>,
 }
 
 /// Changes that belong together: all of them happen, or none.
@@ -85,11 +115,13 @@ impl Table {
 pub(super) struct Edit<'a> {
     pub(super) table: &'a mut Table,
     changes: Vec<Change>,
+    /// The table's last id before.
+    last_id: u64,
 }
 
 impl<'a> Edit<'a> {
     pub(super) fn new(table: &'a mut Table) -> Edit<'a> {
-        Edit { table, changes: Vec::new() }
+        Edit { last_id: table.last_id, table, changes: Vec::new() }
     }
 
     /// An id that no sequence has had.
@@ -134,24 +166,21 @@ impl<'a> Edit<'a> {
         self.changes.push(Change::Sequence(id, before));
     }
 
-    /// What a step makes of a sequence.
-    pub(super) fn step(
-        &mut self,
-        id: SequenceId,
-        after: Lengths,
-        new_pages: Vec<Page>,
-        replaced: Option<Page>,
-    ) {
+    /// What a step makes of a sequence; it loses the `evicted` oldest pages.
+    pub(super) fn step(&mut self, id: SequenceId, step: Stepped, evicted: u32) {
         let Some(sequence) = self.table.sequences.get_mut(&id) else { return };
-        let (lengths, pages) = (sequence.lengths, sequence.pages.len());
-        let mut old = None;
-        if let (Some(page), Some(last)) = (replaced, sequence.pages.last_mut()) {
-            old = Some(std::mem::replace(last, page));
+        let (lengths, ring_start, pages) = (sequence.lengths, sequence.ring_start, sequence.pages.len());
+        let mut replaced = None;
+        if let (Some(page), Some(last)) = (step.replaced, sequence.pages.last_mut()) {
+            replaced = Some(std::mem::replace(last, page));
         }
-        sequence.pages.extend(new_pages);
-        sequence.lengths = after;
-        self.changes.push(Change::Step(id, lengths, pages, old));
-        self.release_pages(old.as_slice());
+        sequence.pages.extend(step.new_pages);
+        let evicted: Vec<Page> = sequence.pages.drain(..evicted as usize).collect();
+        (sequence.lengths, sequence.ring_start) = (step.lengths, step.ring_start);
+        let before = Before { lengths, ring_start, pages, replaced, evicted: evicted.clone() };
+        self.changes.push(Change::Step(id, before));
+        self.release_pages(replaced.as_slice());
+        self.release_pages(&evicted);
     }
 
     /// Undoes everything.
@@ -166,7 +195,7 @@ impl<'a> Edit<'a> {
 
     /// What was done, to be carried out by `plan`.
     pub(super) fn applied(self, plan: StepPlan) -> Applied {
-        Applied { plan, changes: self.changes }
+        Applied { plan, changes: self.changes, last_id: self.last_id }
     }
 }
 
@@ -178,6 +207,7 @@ pub struct Applied {
     /// The work.
     pub plan: StepPlan,
     pub(super) changes: Vec<Change>,
+    last_id: u64,
 }
 
 /// A finished operation, as a handle for `discard`.
@@ -209,13 +239,8 @@ impl Journal {
         self.records.drain(..last.map_or(0, |at| at + 1));
     }
 
-    /// Undoes `operation` if it is the latest.
-    pub(super) fn discard(
-        &mut self,
-        operation: Operation,
-        table: &mut Table,
-        max_undo: u32,
-    ) -> Result<(), Error> {
+    /// Whether `operation` can be undone: if it is the latest.
+    pub(super) fn check_discard(&self, operation: Operation, max_undo: u32) -> Result<(), Error> {
         let latest = self.records.back().map(|(operation, _)| *operation);
         if latest != Some(operation) {
             let known = self.records.iter().any(|(recorded, _)| *recorded == operation);
@@ -224,6 +249,17 @@ impl Journal {
                 _ => Error::TooOld { given: operation.0, max_undo },
             });
         }
+        Ok(())
+    }
+
+    /// Undoes `operation` if it is the latest.
+    pub(super) fn discard(
+        &mut self,
+        operation: Operation,
+        table: &mut Table,
+        max_undo: u32,
+    ) -> Result<(), Error> {
+        self.check_discard(operation, max_undo)?;
         if let Some((_, changes)) = self.records.pop_back() {
             table.undo_all(changes);
         }

@@ -2,7 +2,7 @@
 
 use crate::support::{Pair, full};
 use kivi_wgpu::{
-    Bits, CacheConfig, Dtype, Error, Geometry, LayerAttention, SequenceStep, TensorFormat, Variant,
+    Axis, Bits, CacheConfig, Dtype, Error, Geometry, LayerAttention, SequenceStep, TensorFormat, Variant,
 };
 
 fn config(query_heads: u32, kv_heads: u32, head_dim: u32) -> CacheConfig {
@@ -169,6 +169,72 @@ fn every_group_and_pair_of_widths() {
                 pair.fill(s, 600);
                 pair.step(&[SequenceStep::extend(s, 2)]);
             }
+        }
+    }
+}
+
+/// Groups along the other axis, of keys, of values and of both, with compact parameters or not.
+#[test]
+fn every_axis() {
+    use Axis::{PerChannel, PerToken};
+    let axes = [(PerToken, PerToken), (PerChannel, PerChannel), (PerToken, PerChannel)];
+    for (i, head_dim) in [8, 80, 128].into_iter().enumerate() {
+        for (j, (keys, values)) in axes.into_iter().enumerate() {
+            let bits = Bits::QUANTIZED[(i + j) % 4];
+            let format = |axis| {
+                let format = TensorFormat::new(bits).with_axis(axis);
+                if (i + j) % 2 == 0 { format.with_compact_parameters() } else { format }
+            };
+            let config = config(4, 2, head_dim).with_formats(format(keys), format(values));
+            let mut pair = Pair::new(&config.with_group_size([32, 64, 16][i]));
+            let s = pair.create_sequence();
+            pair.fill(s, 500);
+            pair.step(&[SequenceStep::decode(s)]);
+            pair.step(&[SequenceStep::extend(s, 40)]);
+            pair.check_state(s);
+        }
+    }
+}
+
+/// Rotated keys: queries are rotated, of every input type, for pages and not for the window.
+#[test]
+fn rotated_keys() {
+    for (i, head_dim) in [8, 24, 64, 80, 128, 256].into_iter().enumerate() {
+        let keys = TensorFormat::new(Bits::QUANTIZED[i % 4]).with_rotation();
+        let keys = if i == 3 { keys.with_axis(Axis::PerToken) } else { keys };
+        let values = TensorFormat::new(Bits::Two);
+        let values = if i % 2 == 0 { values.with_rotation() } else { values };
+        let config = config(4, 2, head_dim).with_formats(keys, values).with_sink_tokens(3);
+        let mut pair = Pair::new(&config.with_max_sequences(2).with_max_batch_tokens(1024));
+        pair.input = Dtype::ALL[i % 3];
+        let (s, t) = (pair.create_sequence(), pair.create_sequence());
+        pair.fill(s, 500);
+        pair.step(&[SequenceStep::decode(s), SequenceStep::extend(t, 300)]);
+        pair.step(&[SequenceStep::extend(s, 40), SequenceStep::attend(t, 2)]);
+        pair.check_state(s);
+        pair.truncate(s, 150);
+        pair.step(&[SequenceStep::extend(s, 9)]);
+        pair.check_state(s);
+    }
+}
+
+/// Parameters in 16 bits, with groups of every size.
+#[test]
+fn compact_parameters() {
+    let compact = |bits| TensorFormat::new(bits).with_compact_parameters();
+    for (i, head_dim) in [8, 72, 96, 256].into_iter().enumerate() {
+        for (j, group) in [16, 32, 64, 128].into_iter().enumerate() {
+            if !full() && (i + j) % 2 == 1 {
+                continue;
+            }
+            let (keys, values) = (Bits::QUANTIZED[(i + j) % 4], Bits::QUANTIZED[j]);
+            let config = config(4, 2, head_dim).with_formats(compact(keys), compact(values));
+            let mut pair = Pair::new(&config.with_group_size(group));
+            let s = pair.create_sequence();
+            pair.fill(s, 500);
+            pair.step(&[SequenceStep::decode(s)]);
+            pair.step(&[SequenceStep::extend(s, 40)]);
+            pair.check_state(s);
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::support::{Pair, device, new_device, storage_buffer};
 use kivi_wgpu::{
-    CacheConfig, Dtype, Error, KvCache, LayerAttention, LayerIo, Mask, SequenceStep, TensorView, wgpu,
+    Bits, CacheConfig, Dtype, Error, KvCache, LayerAttention, LayerFormat, LayerIo, Mask, SequenceStep,
+    TensorFormat, TensorView, ZeroPoint, wgpu,
 };
 
 fn config() -> CacheConfig {
@@ -261,6 +262,22 @@ fn wrong_configurations() {
         assert_eq!(config_error(config().with_attention(attention)), Error::UnsupportedMask { mask });
     }
     unsupported(config().with_value_head_dim(32), "value_head_dim");
+    let contradiction = |config, a: &str, b: &str| {
+        let error = config_error(config);
+        assert!(matches!(&error, Error::Contradiction { a: x, b: y, .. } if x == a && y == b), "{error}");
+        assert!(error.to_string().contains(a) && error.to_string().contains(b), "{error}");
+    };
+    let two = TensorFormat::new(Bits::Two);
+    let rotated = two.with_rotation();
+    contradiction(new(1, 2, 2, 68).with_formats(rotated, two), "keys.rotated", "head_dim = 68");
+    let sixteen = TensorFormat::new(Bits::Sixteen).with_rotation();
+    contradiction(config().with_formats(two, sixteen), "values.rotated", "values.bits = 16");
+    let compact = two.with_compact_parameters().with_zero_point(ZeroPoint::Rounded);
+    contradiction(config().with_formats(compact, two), "keys.compact", "keys.zero_point = Rounded");
+    contradiction(config().with_history_limit(31), "history_limit = 31", "residual_window = 32");
+    let mut own = LayerFormat::default();
+    own.history_limit = Some(0);
+    contradiction(config().with_layer_format([0], own), "history_limit = 0", "residual_window = 128");
     let slab = config_error(config().with_max_slab_bytes(1000));
     assert!(matches!(slab, Error::LimitTooLow { limit: "max_slab_bytes", available: 1000, .. }), "{slab}");
 }

@@ -3,6 +3,7 @@
 mod attention;
 mod faults;
 mod inputs;
+mod layers;
 mod life;
 mod programs;
 mod real_data;

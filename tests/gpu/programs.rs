@@ -282,7 +282,9 @@ fn programs_on_two_layers_with_sinks() {
 #[test]
 fn programs_without_a_window() {
     let config = CacheConfig::new(1, 2, 1, 16).with_residual_window(0).with_group_size(16).with_max_step(60);
-    let config = config.with_bits(Bits::Four, Bits::Eight).with_window_format(Dtype::F32);
+    let config =
+        config.with_bits(Bits::Four, Bits::Eight).with_window_format(Dtype::F32).with_history_limit(150);
+    let config = config.clone().with_formats(config.keys.with_rotation(), config.values);
     run_programs(config.with_max_batch_tokens(180).with_max_sequences(4).with_capacity(100), 1, 90);
 }
 
@@ -290,7 +292,7 @@ fn programs_without_a_window() {
 fn programs_of_long_steps() {
     let config =
         CacheConfig::new(1, 2, 2, 16).with_residual_window(20).with_group_size(128).with_max_step(300);
-    let values = TensorFormat::new(Bits::Two).with_rotation().with_clipping();
+    let values = TensorFormat::new(Bits::Two).with_rotation().with_clipping().with_compact_parameters();
     let config =
         config.with_formats(TensorFormat::new(Bits::Sixteen), values).with_window_format(Dtype::Bf16);
     run_programs(config.with_max_batch_tokens(900).with_max_sequences(4).with_capacity(500), 3, 90);

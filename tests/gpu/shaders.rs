@@ -139,12 +139,14 @@ fn documented() -> Vec<String> {
 
 #[test]
 fn the_readme_lists_every_binding() {
-    let g =
-        geometries().into_iter().find(|g| g.layout.head_dim == 64 && g.layout.key_bits == Bits::Two).unwrap();
+    let g = geometries()
+        .into_iter()
+        .find(|g| g.layout.head_dim == 64 && g.layout.keys.bits == Bits::Two)
+        .unwrap();
     let mut actual: Vec<String> = Vec::new();
-    // Rotated values have a pass of their own.
+    // What is rotated has passes of its own.
     let config = CacheConfig::new(1, 1, 1, 64);
-    let rotated = config.clone().with_formats(config.keys, config.values.with_rotation());
+    let rotated = config.clone().with_formats(config.keys.with_rotation(), config.values.with_rotation());
     let rotated = Geometry::new(&rotated, 128 << 20).unwrap();
     let geometries = Variant::ALL.map(|v| (v, &g)).into_iter().chain([(Variant::Portable, &rotated)]);
     for (variant, g) in geometries {

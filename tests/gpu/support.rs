@@ -243,7 +243,9 @@ impl Pair {
         poison(&gpu);
         // The same slabs as the GPU's, so that both run one plan.
         let cpu = CpuCache::new(config).unwrap();
-        assert_eq!(gpu.geometry(), cpu.geometry());
+        for layer in 0..cpu.layers() {
+            assert_eq!(gpu.geometry_of(layer), cpu.geometry_of(layer));
+        }
         Ok(Pair {
             gpu,
             cpu,
@@ -273,7 +275,7 @@ impl Pair {
         let queries: u32 = steps.iter().map(|s| s.attend).sum();
         let kv = (tokens * g.layout.kv_heads * g.layout.head_dim) as usize;
         let q = (queries * g.query_heads * g.layout.head_dim) as usize;
-        (0..g.layers)
+        (0..self.cpu.layers())
             .map(|_| {
                 let (scale, outlier) = (self.key_scale, self.key_outlier);
                 // Channel outliers in keys, token outliers in values, as in real models.
@@ -401,13 +403,13 @@ impl Pair {
 
     /// Compares the whole content of a sequence, word for word.
     pub fn check_state(&self, sequence: SequenceId) {
-        for layer in 0..self.cpu.geometry().layers {
+        for layer in 0..self.cpu.layers() {
             let gpu = self.gpu.submit_and_read_state_blocking(layer, sequence).unwrap();
             let cpu = self.cpu.state(layer, sequence).unwrap();
-            assert_eq!(gpu.tokens, cpu.tokens);
+            assert_eq!(gpu.lengths, cpu.lengths);
             let differs = gpu.blocks.iter().zip(&cpu.blocks).position(|(a, b)| a != b);
             if let Some(at) = differs {
-                let l = &self.cpu.geometry().layout;
+                let l = &self.cpu.geometry_of(layer).unwrap().layout;
                 panic!(
                     "layer {layer}: block {} head {} word {}: {:#x}, oracle {:#x}",
                     at / l.block_words() as usize,

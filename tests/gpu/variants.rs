@@ -3,7 +3,8 @@
 use crate::support::{Pair, device, full, may_be_missing, skipped};
 use kivi_wgpu::gpu::KvCacheOptions;
 use kivi_wgpu::{
-    Bits, CacheConfig, Dtype, Error, Geometry, KvCache, LayerAttention, Preset, SequenceStep, Variant, wgpu,
+    Bits, CacheConfig, Dtype, Error, Geometry, KvCache, LayerAttention, Preset, SequenceStep, TensorFormat,
+    Variant, wgpu,
 };
 
 /// Tolerance of [`Variant::IntegerDot`] on standard normal data with outliers among the values, relative to the norm of the output row; on average a
@@ -52,9 +53,36 @@ fn decode_and_extend(config: &CacheConfig, tokens: u32, prepare: impl Fn(&mut Pa
 /// Presets, whose values are rotated, with every variant.
 #[test]
 fn presets() {
-    for (preset, head_dim) in [(Preset::Bits3, 64), (Preset::Bits4_5, 128)] {
+    for (preset, head_dim) in
+        [(Preset::Bits3, 64), (Preset::Bits4_5, 128), (Preset::Bits2_25, 64), (Preset::Bits2_75, 128)]
+    {
         let config = CacheConfig::new(1, 8, 2, head_dim).with_preset(preset).with_capacity(1200);
         decode_and_extend(&config, 700, |_| {});
+    }
+}
+
+#[test]
+fn rotated_keys() {
+    for (head_dim, bits) in [(64, Bits::Two), (128, Bits::Four)] {
+        let keys = TensorFormat::new(bits).with_rotation();
+        let config = CacheConfig::new(1, 8, 2, head_dim).with_formats(keys, TensorFormat::new(bits));
+        decode_and_extend(&config, 600, |_| {});
+    }
+}
+
+/// Parameters in 16 bits: one, two and four groups of values per token.
+#[test]
+fn compact_parameters() {
+    let compact = |bits| TensorFormat::new(bits).with_compact_parameters();
+    for (head_dim, group, bits) in [
+        (64, 64, Bits::Two),
+        (64, 32, Bits::Four),
+        (64, 16, Bits::Eight),
+        (128, 32, Bits::Two),
+        (128, 64, Bits::Three),
+    ] {
+        let config = CacheConfig::new(1, 8, 2, head_dim).with_formats(compact(bits), compact(bits));
+        decode_and_extend(&config.with_group_size(group), 600, |_| {});
     }
 }
 

@@ -1,11 +1,19 @@
 //! Packed words and unpacked tokens, compared with `==`.
 
 use crate::support::{Pair, Random, Tensors, full};
-use kivi_wgpu::{Bits, CacheConfig, Dtype, SequenceStep, TensorFormat, ZeroPoint};
+use kivi_wgpu::{Axis, Bits, CacheConfig, Dtype, SequenceStep, TensorFormat, ZeroPoint};
 
 fn config(head_dim: u32) -> CacheConfig {
     CacheConfig::new(1, 4, 2, head_dim).with_residual_window(32).with_max_step(100).with_capacity(1024)
 }
+
+/// Pairs of axes of keys and values, KIVI's first.
+const AXES: [(Axis, Axis); 4] = [
+    (Axis::PerChannel, Axis::PerToken),
+    (Axis::PerToken, Axis::PerToken),
+    (Axis::PerChannel, Axis::PerChannel),
+    (Axis::PerToken, Axis::PerChannel),
+];
 
 fn check(config: CacheConfig, input: Dtype) {
     let mut pair = Pair::new(&config);
@@ -129,6 +137,25 @@ fn rotated_values() {
     }
 }
 
+/// Rotated keys, and values that are rotated and quantized per channel: rows are rotated in a pass of their own.
+#[test]
+fn rows_rotated_apart() {
+    for (i, head_dim) in [8, 24, 64, 80, 128, 512].into_iter().enumerate() {
+        let bits = Bits::QUANTIZED[i % 4];
+        let format = TensorFormat::new(bits).with_rotation();
+        let group = [16, 32, 64, 128][i % 4];
+        let both = config(head_dim).with_group_size(group);
+        check(both.with_formats(format, format.with_axis(Axis::PerChannel)), Dtype::F32);
+        let per_token = format.with_axis(Axis::PerToken).with_clipping();
+        check(config(head_dim).with_formats(per_token, format), Dtype::F16);
+    }
+    for window in Dtype::ALL {
+        let format = TensorFormat::new(Bits::Three).with_rotation().with_compact_parameters();
+        let config = config(64).with_window_format(window);
+        check_difficult(&config.with_formats(format.with_clipping(), format.with_axis(Axis::PerChannel)));
+    }
+}
+
 /// Groups of every size and the longest, clipped.
 #[test]
 fn every_clipped_group() {
@@ -143,4 +170,39 @@ fn every_clipped_group() {
     let config = config(512).with_value_group_size(512);
     check(config.clone().with_formats(format, format), Dtype::F32);
     check(config.with_formats(format, format.with_rotation()), Dtype::F32);
+}
+
+/// Both axes of both tensors, every width, with compact parameters or not.
+#[test]
+fn every_axis_and_compact_parameters() {
+    for (i, bits) in Bits::QUANTIZED.into_iter().enumerate() {
+        for (j, (keys, values)) in AXES.into_iter().enumerate() {
+            let format = |axis, compact| {
+                let format = TensorFormat::new(bits).with_axis(axis);
+                if compact { format.with_compact_parameters() } else { format }
+            };
+            let group = [16, 32, 64, 128][(i + j) % 4];
+            for compact in [false, true] {
+                let config = config([80, 128][j % 2]).with_group_size(group);
+                check(config.with_formats(format(keys, compact), format(values, compact)), Dtype::F32);
+            }
+        }
+    }
+}
+
+#[test]
+fn difficult_values_with_compact_parameters() {
+    for window in Dtype::ALL {
+        for (bits, (keys, values)) in Bits::QUANTIZED.into_iter().zip(AXES) {
+            let compact = |axis| TensorFormat::new(bits).with_axis(axis).with_compact_parameters();
+            let config = config(96).with_window_format(window);
+            check_difficult(&config.clone().with_formats(compact(keys), compact(values)));
+            let clipped = |axis| compact(axis).with_clipping();
+            check_difficult(&config.with_formats(clipped(keys), clipped(values)));
+        }
+        let rotated = TensorFormat::new(Bits::Two).with_compact_parameters().with_rotation().with_clipping();
+        check_difficult(
+            &config(64).with_window_format(window).with_formats(TensorFormat::new(Bits::Two), rotated),
+        );
+    }
 }

@@ -16,14 +16,24 @@ fn config() -> impl Strategy<Value = CacheConfig> {
     let sinks = prop_oneof![Just(0u32), Just(4), 0u32..300];
     let scratch = prop_oneof![Just(1u64), 1u64..100_000, Just(16 << 20)];
     let heads = (1u32..4, 1u32..17);
+    let limit = prop_oneof![Just(None), Just(None), (0u32..400).prop_map(Some)];
     let capacity = prop_oneof![
         Just((2000u32, Some(2000u32))),
         Just((300, None)),
         (300u32..900, (900u32..3000).prop_map(Some))
     ];
     let sequences = (1u32..5, capacity);
-    (window, group, sinks, sequences, prop_oneof![Just(200u32), 1u32..300], 1u32..3, heads, scratch).prop_map(
-        |(window, group, sinks, (sequences, capacity), max_step, pages, (kv_heads, ratio), scratch)| {
+    let kept = (window, sinks, limit);
+    (kept, group, sequences, prop_oneof![Just(200u32), 1u32..300], 1u32..3, heads, scratch).prop_map(
+        |(
+            (window, sinks, limit),
+            group,
+            (sequences, capacity),
+            max_step,
+            pages,
+            (kv_heads, ratio),
+            scratch,
+        )| {
             let sliding = LayerAttention {
                 sliding_window: Some(1 + window * 3 / 2),
                 soft_cap: None,
@@ -43,7 +53,11 @@ fn config() -> impl Strategy<Value = CacheConfig> {
             let page = Geometry::new(&base, 128 << 20).unwrap().layout.page_words() * 4;
             let base = base.with_max_slab_bytes(page * u64::from(pages));
             let rotated = base.values.with_rotation();
-            if max_step % 2 == 0 { base.clone().with_formats(base.keys, rotated) } else { base }
+            let base = if max_step % 2 == 0 { base.clone().with_formats(base.keys, rotated) } else { base };
+            match limit {
+                Some(beyond) => base.with_history_limit(window + beyond),
+                None => base,
+            }
         },
     )
 }
@@ -142,6 +156,26 @@ proptest! {
         // And each token once: the model would have another name for a token that went through a block.
         prop_assert!(drafted.model[0].1.tokens.iter().all(|name| name >> 63 == 0));
     }
+}
+
+/// With a limit, a pool for a few pages holds a sequence of any length, and never grows.
+#[test]
+fn a_limited_history_needs_a_limited_pool() {
+    let config = CacheConfig::new(1, 1, 1, 64).with_sink_tokens(4).with_max_step(64).with_group_size(32);
+    let config = config.with_residual_window(64).with_history_limit(300).with_capacity(1 << 30);
+    let mut run = Run::machine(&config);
+    let pages = run.executor.planner.geometry().pages();
+    assert!(pages <= 4, "{pages}");
+    run.apply(&Op::Create);
+    for n in (1..=64).cycle().take(200) {
+        run.apply(&Op::Step(vec![(0, n, 1)]));
+    }
+    assert_eq!(run.executor.planner.geometry().pages(), pages);
+    let naive = &run.model[0].1;
+    assert_eq!(naive.tokens.len(), 6276);
+    // The oldest block that is kept has a token within the limit, the one before has none.
+    let first = 4 + naive.evicted;
+    assert!(first + 32 > 6276 - 300 && first <= 6276 - 300);
 }
 
 /// Lengths at which something happens for the first time, with exact counts of unpacked tokens.

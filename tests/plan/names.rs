@@ -3,7 +3,7 @@
 use crate::reference::program::{Executor, Machine, Work};
 use crate::reference::{NaiveSequence, Rules, returned};
 use kivi_wgpu::plan::{
-    Applied, AttendItem, FoldSplit, Planner, Round, SequenceId, SequenceStep, Slot, StepPlan,
+    Applied, AttendItem, FoldSplit, Planner, Round, SequenceId, SequenceLengths, SequenceStep, Slot, StepPlan,
 };
 use kivi_wgpu::{CacheConfig, Error, Geometry, Operation};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -33,9 +33,9 @@ impl Names {
         let attention = 5 * plan.items.len() + 3 * plan.splits.len() + 5 * plan.runs.len();
         let passes_of = |round: &Round| 2 + round.history.len() + round.fold.len();
         let copies = 2 * plan.token_copies.len() + 2 * plan.block_copies.len() + 3 * plan.unpacks.len();
-        let unpacks = if self.g.values.rotated { 2 } else { 1 } * plan.unpack_slabs.len();
-        let slabs = 2 * plan.pack_slabs.len() + plan.copy_slabs.len() + unpacks;
-        let passes = 2 + plan.rounds.iter().map(passes_of).sum::<usize>() + slabs;
+        let unpacks = if self.g.layout.values.rotated { 2 } else { 1 } * plan.unpack_slabs.len();
+        let slabs = 4 * plan.pack_slabs.len() + plan.copy_slabs.len() + unpacks;
+        let passes = 3 + plan.rounds.iter().map(passes_of).sum::<usize>() + slabs;
         let bytes = 4 * (lists + attention + copies) + 256 * passes;
         assert!(bytes as u64 <= self.g.plan_bytes(), "{bytes} bytes of plan, {}", self.g.plan_bytes());
 
@@ -126,7 +126,7 @@ impl Names {
         let group = self.g.layout.group;
         let token = |i| match slab {
             Some(slab) => {
-                let block = split.source * self.g.layout.blocks_per_page() + i / group;
+                let block = split.source + i / group;
                 self.blocks[&(slab, block)][(i % group) as usize]
             }
             None => self.read(plan.slots[(split.source + i) as usize]),
@@ -154,13 +154,13 @@ impl Names {
     fn fold_parts(&self, plan: &StepPlan, round: &Round, tile: u32) -> Vec<Vec<(u32, u64)>> {
         assert!(round.history.is_empty() && round.window.is_empty());
         let about = &plan.tiles[tile as usize];
-        let rows = round.row_tile * if self.g.values.rotated { 2 } else { 1 };
+        let rows = round.row_tile * if self.g.layout.values.rotated { 2 } else { 1 };
         let base = about.first_partial / rows * rows;
         let mut by_partial: [Vec<Vec<(u32, u64)>>; 2] = Default::default();
         for pass in &round.fold {
             let runs = &plan.runs[pass.runs.start as usize..pass.runs.end as usize];
             for run in runs.iter().filter(|run| run.tile == tile) {
-                let own = usize::from(self.g.values.rotated && pass.slab.is_some());
+                let own = usize::from(self.g.layout.values.rotated && pass.slab.is_some());
                 assert_eq!(run.partial, base + own as u32 * round.row_tile);
                 let parts = &mut by_partial[own];
                 assert_eq!(run.fresh, parts.is_empty());
@@ -211,6 +211,16 @@ impl Run {
 
     pub fn machine(config: &CacheConfig) -> Machine<Run> {
         Machine::new(config, Run::new(config))
+    }
+
+    fn rules(&self) -> Rules {
+        let g = &self.names.g;
+        Rules {
+            sinks: g.sinks as usize,
+            window: g.window as usize,
+            group: g.layout.group as usize,
+            limit: g.history_limit.map(|limit| limit as usize),
+        }
     }
 
     /// Lets the pool grow if it must.
@@ -278,7 +288,9 @@ impl Executor for Run {
                         let oldest =
                             attention.sliding_window.map_or(0, |n| visible.saturating_sub(n as usize));
                         let tokens = (oldest as u32..).zip(during.tokens[oldest..visible].iter().copied());
-                        let tokens: Vec<(u32, u64)> = tokens.collect();
+                        let sinks = self.names.g.sinks;
+                        let gone = sinks..sinks + during.evicted as u32;
+                        let tokens: Vec<(u32, u64)> = tokens.filter(|(p, _)| !gone.contains(p)).collect();
                         for head in 0..self.names.g.query_heads {
                             expected.insert((class, query, head), tokens.clone());
                         }
@@ -299,6 +311,10 @@ impl Executor for Run {
 
     fn truncate(&mut self, id: SequenceId, tokens: u32, before: &NaiveSequence, work: Work) -> Operation {
         let length = before.tokens.len() as u32;
+        if let Some(gone) = before.first_gone(&self.rules()) {
+            let error = self.planner.truncate(id, gone).map(|_| ()).unwrap_err();
+            assert!(matches!(error, Error::TruncateIntoEvicted { got, .. } if got == gone), "{error}");
+        }
         let beyond = self.planner.truncate(id, length + 1).map(|_| ()).unwrap_err();
         assert_eq!(beyond, Error::TruncateBeyondEnd { sequence: id, got: length + 1, tokens: length });
         let taken_back = self.planner.truncate(id, tokens).unwrap();
@@ -313,8 +329,9 @@ impl Executor for Run {
         let (child, applied) = self.with_room(|planner| planner.fork(id))?;
         let plan = &applied.plan;
         // No page is taken but one for blocks of a page that is not full, which are copied: no page that either may extend is shared.
-        let open = self.planner.view(id)?.blocks.len() % self.names.g.layout.blocks_per_page() as usize;
-        assert_eq!(plan.block_copies.len(), open);
+        let lengths = self.planner.view(id)?.lengths;
+        let open = lengths.blocks % self.names.g.layout.blocks_per_page();
+        assert_eq!(plan.block_copies.len() as u32, open.min(lengths.blocks - lengths.evicted));
         assert!(self.planner.free_pages() + u32::from(open > 0) >= free);
         Ok((child, self.carry_out(applied, work)))
     }
@@ -331,8 +348,9 @@ impl Executor for Run {
 
     fn save_and_load(&mut self, id: SequenceId) -> Result<SequenceId, Error> {
         let (sinks, blocks, window) = self.content(id);
-        let (tokens, packed) = (self.planner.tokens(id).unwrap(), blocks.len() as u32);
-        let (loaded, applied) = self.with_room(|planner| planner.insert(tokens, packed))?;
+        let lengths = self.planner.view(id)?.lengths;
+        assert_eq!((lengths.blocks - lengths.evicted) as usize, blocks.len());
+        let (loaded, applied) = self.with_room(|planner| planner.insert(lengths))?;
         let view = self.planner.view(loaded).unwrap();
         self.names.cells.extend(view.sinks.into_iter().zip(sinks));
         self.names.cells.extend(view.window.into_iter().zip(window));
@@ -359,24 +377,31 @@ impl Executor for Run {
 
     fn check(&mut self, model: &[(SequenceId, NaiveSequence)]) {
         let g = &self.names.g;
-        let rules =
-            Rules { sinks: g.sinks as usize, window: g.window as usize, group: g.layout.group as usize };
+        let rules = self.rules();
         let mut ids: Vec<SequenceId> = model.iter().map(|(id, _)| *id).collect();
         ids.sort_unstable();
         assert_eq!(self.planner.sequences().collect::<Vec<_>>(), ids);
         let mut held = HashSet::new();
+        let mut empty = 0;
         for (id, naive) in model {
             let view = self.planner.view(*id).unwrap();
-            assert_eq!(view.tokens as usize, naive.tokens.len());
+            let lengths = [view.lengths.tokens, view.lengths.blocks, view.lengths.evicted];
+            let blocks = |tokens: usize| tokens / rules.group;
+            let expected = [naive.tokens.len(), blocks(naive.packed), blocks(naive.evicted)];
+            assert_eq!(lengths.map(|n| n as usize), expected);
             let (sinks, blocks, tokens) = self.content(*id);
             assert_eq!(sinks, naive.sinks(&rules));
             assert_eq!(blocks, naive.blocks(&rules));
             assert_eq!(tokens, naive.window(&rules));
             assert!(tokens.len() < rules.window + rules.group);
+            // A page may be open for the next block when the others on it are gone.
+            let SequenceLengths { blocks, evicted, .. } = view.lengths;
+            empty += usize::from(blocks == evicted && !blocks.is_multiple_of(g.layout.blocks_per_page()));
             held.extend(view.blocks.iter().map(|(slab, block)| (*slab, block / g.layout.blocks_per_page())));
         }
         // Every page is free or some sequence's, never both.
-        assert_eq!(self.planner.free_pages() as usize + held.len(), g.pages() as usize);
+        let accounted = self.planner.free_pages() as usize + held.len();
+        assert!((accounted..=accounted + empty).contains(&(g.pages() as usize)));
         let usage = self.planner.usage();
         let unpacked: usize = model.iter().map(|(_, naive)| naive.tokens.len() - naive.packed).sum();
         assert_eq!((usage.window_tokens + usage.sink_tokens) as usize, unpacked);

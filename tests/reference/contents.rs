@@ -3,6 +3,7 @@
 use super::{NaiveSequence, Rules, TokenData, attend, seen};
 use kivi_wgpu::format::enter;
 use kivi_wgpu::oracle::block_of;
+use kivi_wgpu::plan::SequenceLengths;
 use kivi_wgpu::{CacheConfig, Dtype, Geometry, LayerState, SequenceStep, UnpackedTokens};
 use std::collections::HashMap;
 
@@ -60,10 +61,10 @@ impl Contents {
     pub fn truncate(&mut self, before: &NaiveSequence, tokens: u32) {
         let sinks = before.sinks(&self.rules).len();
         let tokens = tokens as usize;
-        if before.packed > 0 && tokens < sinks + before.packed {
-            let kept = tokens.saturating_sub(sinks);
-            let cut = before.blocks(&self.rules)[kept / self.rules.group].clone();
-            for i in 0..kept % self.rules.group {
+        let (kept, group) = (tokens.saturating_sub(sinks), self.rules.group);
+        if kept < before.packed && kept % group > 0 {
+            let cut = before.blocks(&self.rules)[(kept - before.evicted) / group].clone();
+            for i in 0..kept % group {
                 self.data.add_returned(&self.config, &cut, i);
             }
         }
@@ -97,8 +98,13 @@ impl Contents {
             keys: tokens.iter().flat_map(|t| words(&self.data.keys[t])).collect(),
             values: tokens.iter().flat_map(|t| words(&self.data.values[t])).collect(),
         };
-        LayerState {
+        let lengths = SequenceLengths {
             tokens: naive.tokens.len() as u32,
+            blocks: (naive.packed / self.rules.group) as u32,
+            evicted: (naive.evicted / self.rules.group) as u32,
+        };
+        LayerState {
+            lengths,
             sinks: unpacked(naive.sinks(&self.rules)),
             blocks,
             window: unpacked(naive.window(&self.rules)),
@@ -125,7 +131,8 @@ impl Contents {
                 for i in (0..attended).filter(|i| *i < 2 || *i + 2 > attended) {
                     let at = ((query + i) * heads + head) * dim;
                     let visible = during.tokens.len() - (attended - 1 - i);
-                    let expected = attend(&self.config, &q[at..at + dim], &keys, &values, visible);
+                    let expected =
+                        attend(&self.config, &q[at..at + dim], &keys, &values, visible, during.evicted);
                     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
                     let error = norm(&mut expected.iter().zip(&out[at..]).map(|(a, b)| a - b));
                     let scale = norm(&mut expected.iter().copied());

@@ -6,7 +6,7 @@ pub mod contents;
 pub mod program;
 
 use kivi_wgpu::format::{code, dequantize, enter, rotate, unrotate, unrotate_exactly, widen};
-use kivi_wgpu::{Bits, CacheConfig, Dtype, TensorFormat};
+use kivi_wgpu::{Axis, Bits, CacheConfig, Dtype, TensorFormat};
 use std::collections::HashMap;
 
 /// One sequence of tokens, which are only names.
@@ -16,6 +16,8 @@ pub struct NaiveSequence {
     pub tokens: Vec<u64>,
     /// Tokens that are packed, after the sinks.
     pub packed: usize,
+    /// The first of those that are gone.
+    pub evicted: usize,
 }
 
 /// The rules that matter for where a token is.
@@ -24,6 +26,8 @@ pub struct Rules {
     pub sinks: usize,
     pub window: usize,
     pub group: usize,
+    /// Tokens up to which history is kept.
+    pub limit: Option<usize>,
 }
 
 impl Rules {
@@ -32,6 +36,7 @@ impl Rules {
             sinks: config.sink_tokens as usize,
             window: config.residual_window as usize,
             group: config.group_size as usize,
+            limit: config.history_limit.map(|limit| limit as usize),
         }
     }
 }
@@ -43,11 +48,16 @@ impl NaiveSequence {
 
     pub fn blocks(&self, r: &Rules) -> Vec<Vec<u64>> {
         let start = self.sinks(r).len();
-        self.tokens[start..start + self.packed].chunks(r.group).map(<[u64]>::to_vec).collect()
+        self.tokens[start + self.evicted..start + self.packed].chunks(r.group).map(<[u64]>::to_vec).collect()
     }
 
     pub fn window(&self, r: &Rules) -> &[u64] {
         &self.tokens[self.sinks(r).len() + self.packed..]
+    }
+
+    /// A length to which the sequence cannot be cut, because tokens before it are gone.
+    pub fn first_gone(&self, r: &Rules) -> Option<u32> {
+        (self.evicted > 0).then(|| (self.sinks(r).len() + self.evicted - 1) as u32)
     }
 
     /// Only the first `n` tokens are left. Of a block that is cut, what remains returns to the window.
@@ -56,7 +66,8 @@ impl NaiveSequence {
         if self.packed > 0 && n < sinks + self.packed {
             let kept = n.saturating_sub(sinks);
             let whole = kept / r.group * r.group;
-            let cut = self.blocks(r)[whole / r.group].clone();
+            self.evicted = self.evicted.min(whole);
+            let cut = self.blocks(r)[(whole - self.evicted) / r.group].clone();
             for i in 0..kept % r.group {
                 self.tokens[sinks + whole + i] = returned(&cut, i);
             }
@@ -70,10 +81,16 @@ impl NaiveSequence {
         self.tokens.extend(tokens);
     }
 
-    /// While the window holds W + G tokens or more, its oldest G become a block.
+    /// While the window holds W + G tokens or more, its oldest G become a block. Then blocks go all of whose tokens are too old.
     pub fn pack(&mut self, r: &Rules) {
         while self.window(r).len() >= r.window + r.group {
             self.packed += r.group;
+        }
+        if let Some(limit) = r.limit {
+            let kept_from = self.tokens.len().saturating_sub(limit);
+            while self.evicted < self.packed && r.sinks + self.evicted + r.group <= kept_from {
+                self.evicted += r.group;
+            }
         }
     }
 }
@@ -109,29 +126,58 @@ fn quantized(format: TensorFormat, config: &CacheConfig, x: &[f32]) -> Vec<f64> 
     x.iter().map(|&x| f64::from(dequantize(p, code(bits, p, x)))).collect()
 }
 
-/// Keys and values of one head's block after quantization, `[token][head_dim]` each; values are rotated if the configuration says so.
-pub fn dequantized(
-    config: &CacheConfig,
-    keys: &[Vec<f32>],
-    values: &[Vec<f32>],
-) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
-    let dim = config.head_dim as usize;
-    let mut out = vec![vec![0.0; dim]; keys.len()];
-    for channel in 0..dim {
-        let group: Vec<f32> = keys.iter().map(|row| row[channel]).collect();
-        for (t, x) in quantized(config.keys, config, &group).into_iter().enumerate() {
-            out[t][channel] = x;
-        }
+/// How keys or values are packed, and whether a group is a channel.
+#[derive(Clone, Copy)]
+pub struct Packing(TensorFormat, bool);
+
+impl Packing {
+    pub fn keys(config: &CacheConfig) -> Packing {
+        Packing(config.keys, config.keys.axis != Some(Axis::PerToken))
     }
-    let width = config.value_group_size.unwrap_or(config.group_size) as usize;
-    let row = |row: &Vec<f32>| -> Vec<f64> {
-        let mut row = row.clone();
-        if config.values.rotated {
-            rotate(&mut row);
+
+    pub fn values(config: &CacheConfig) -> Packing {
+        Packing(config.values, config.values.axis == Some(Axis::PerChannel))
+    }
+
+    /// One head's block after quantization, `[token][head_dim]`; rotated if the format says so.
+    pub fn dequantized(self, config: &CacheConfig, rows: &[Vec<f32>]) -> Vec<Vec<f64>> {
+        let Packing(format, per_channel) = self;
+        let mut rows = rows.to_vec();
+        if format.rotated {
+            rows.iter_mut().for_each(|row| rotate(row));
         }
-        row.chunks(width).flat_map(|g| quantized(config.values, config, g)).collect()
-    };
-    (out, values.iter().map(row).collect())
+        if per_channel {
+            let mut out = vec![Vec::new(); rows.len()];
+            for channel in 0..config.head_dim as usize {
+                let group: Vec<f32> = rows.iter().map(|row| row[channel]).collect();
+                for (row, x) in out.iter_mut().zip(quantized(format, config, &group)) {
+                    row.push(x);
+                }
+            }
+            return out;
+        }
+        let width = config.value_group_size.unwrap_or(config.group_size) as usize;
+        let row = |row: &Vec<f32>| row.chunks(width).flat_map(|g| quantized(format, config, g)).collect();
+        rows.iter().map(row).collect()
+    }
+
+    /// What attention sees of such a block.
+    pub fn seen(self, config: &CacheConfig, rows: &[Vec<f32>]) -> Vec<Vec<f64>> {
+        let mut rows = self.dequantized(config, rows);
+        if self.0.rotated {
+            rows.iter_mut().for_each(|row| unrotate_exactly(row));
+        }
+        rows
+    }
+
+    /// What returns to the window of token `index` of such a block.
+    pub fn returned(self, config: &CacheConfig, rows: &[Vec<f32>], index: usize) -> Vec<f32> {
+        let mut row: Vec<f32> = self.dequantized(config, rows)[index].iter().map(|x| *x as f32).collect();
+        if self.0.rotated {
+            unrotate(&mut row);
+        }
+        row
+    }
 }
 
 impl TokenData {
@@ -146,13 +192,8 @@ impl TokenData {
                 let row = |t: &u64| map[t][head * dim..][..dim].iter().map(entered).collect();
                 block.iter().map(row).collect::<Vec<Vec<f32>>>()
             };
-            let (k, v) = dequantized(config, &rows(&self.keys), &rows(&self.values));
-            keys.extend(k[index].iter().map(|x| *x as f32));
-            let mut row: Vec<f32> = v[index].iter().map(|x| *x as f32).collect();
-            if config.values.rotated {
-                unrotate(&mut row);
-            }
-            values.extend(row);
+            keys.extend(Packing::keys(config).returned(config, &rows(&self.keys), index));
+            values.extend(Packing::values(config).returned(config, &rows(&self.values), index));
         }
         let name = returned(block, index);
         self.keys.insert(name, keys);
@@ -182,14 +223,8 @@ pub fn seen(
     }
     for block in sequence.blocks(&r) {
         let rows = |map| block.iter().map(|&t| entered(map, t)).collect::<Vec<_>>();
-        let (block_keys, block_values) = dequantized(config, &rows(&data.keys), &rows(&data.values));
-        keys.extend(block_keys);
-        values.extend(block_values.into_iter().map(|mut row| {
-            if config.values.rotated {
-                unrotate_exactly(&mut row);
-            }
-            row
-        }));
+        keys.extend(Packing::keys(config).seen(config, &rows(&data.keys)));
+        values.extend(Packing::values(config).seen(config, &rows(&data.values)));
     }
     for &token in sequence.window(&r) {
         keys.push(exact(&data.keys, token));
@@ -198,17 +233,22 @@ pub fn seen(
     (keys, values)
 }
 
-/// Textbook attention of one query at the last of the first `visible` tokens, in layer 0.
+/// Textbook attention of one query at the last of the first `visible` tokens, in layer 0; after the sinks, `evicted` tokens are not among the keys and values.
 pub fn attend(
     config: &CacheConfig,
     query: &[f32],
     keys: &[Vec<f64>],
     values: &[Vec<f64>],
     visible: usize,
+    evicted: usize,
 ) -> Vec<f64> {
     let scale = config.softmax_scale.unwrap_or(1.0 / (config.head_dim as f32).sqrt());
     let attention = config.layer_attention.first().copied().unwrap_or_default();
     let oldest = attention.sliding_window.map_or(0, |n| visible.saturating_sub(n as usize));
+    // Where the token at a position is, or the first after it.
+    let sinks = (config.sink_tokens as usize).min(visible);
+    let index = |position: usize| position.min(sinks).max(position.saturating_sub(evicted));
+    let (oldest, visible) = (index(oldest), index(visible));
     let mut logits: Vec<f64> = keys[oldest..visible]
         .iter()
         .map(|k| k.iter().zip(query).map(|(k, &q)| k * f64::from(q)).sum::<f64>() * f64::from(scale))

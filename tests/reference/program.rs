@@ -147,7 +147,10 @@ impl<E: Executor> Machine<E> {
         for &(which, tokens, queries) in wanted {
             let Some((at, sequence)) = self.pick(which) else { continue };
             let append = tokens.min(self.max_step);
-            let length = self.model[at].1.tokens.len() as u32;
+            let naive = &self.model[at].1;
+            // Queries whose own token is gone are refused.
+            let gone = if naive.evicted > 0 { self.rules.sinks + naive.evicted } else { 0 };
+            let length = (naive.tokens.len() - gone) as u32;
             let attend = queries.min(length + append).min(self.max_step);
             if steps.iter().all(|s| s.sequence != sequence) {
                 steps.push(SequenceStep { sequence, append, attend });
@@ -279,6 +282,9 @@ impl<E: Executor> Machine<E> {
 
     fn truncate(&mut self, at: usize, tokens: usize, work: Work) -> Operation {
         let (id, naive) = &mut self.model[at];
+        // Among tokens that are gone nothing can be cut.
+        let (sinks, first) = (self.rules.sinks, self.rules.sinks + naive.evicted);
+        let tokens = if (sinks + 1..first).contains(&tokens) { first } else { tokens };
         let operation = self.executor.truncate(*id, tokens as u32, naive, work);
         naive.truncate(tokens, &self.rules);
         operation

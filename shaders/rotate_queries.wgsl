@@ -1,0 +1,34 @@
+// Queries of a layer whose keys are rotated, rotated likewise but for the scale, so that products are those of unrotated rows. Twin: src/oracle/attend_history.rs, which rotates the keys back.
+//
+// | binding | what | access |
+// |---|---|---|
+// | 0, 1 of group 0 | params, plan | read |
+// | 2 | rotated queries: f32, [query][query head][channel] | write |
+// | 0, 1 of group 1 | io, host's queries | read |
+//
+// Grid: x, z queries; y query heads.
+
+@group(0) @binding(2) var<storage, read_write> rotated: array<u32>;
+@group(1) @binding(0) var<storage, read> io: Io;
+@group(1) @binding(1) var<storage, read> host_queries: array<u32>;
+
+const ROTATED_ROWS: u32 = 1u;
+const ROTATION_WORKGROUP: u32 = 64u;
+
+@compute @workgroup_size(ROTATION_WORKGROUP)
+fn rotate_queries(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let query = work_item(group);
+    if (query >= params.count) {
+        return;
+    }
+    let head = group.y;
+    let at = io.q.offset + query * io.q.token_stride + head * io.q.head_stride;
+    for (var channel = local; channel < HEAD_DIM; channel += ROTATION_WORKGROUP) {
+        sh_rows[channel] = element_bits(io.q.dtype, host_queries[element_word(io.q.dtype, at + channel)], at + channel);
+    }
+    butterflies(UNROTATION_SCALE, local);
+    let first = (query * QUERY_HEADS + head) * HEAD_DIM;
+    for (var channel = local; channel < HEAD_DIM; channel += ROTATION_WORKGROUP) {
+        rotated[first + channel] = sh_rows[channel];
+    }
+}

@@ -1,0 +1,185 @@
+//! Layers that share plans: their planner, their buffers and their kernels.
+
+use super::buffers::{buffer, filled_buffer, scoped};
+use super::cache::KvCacheOptions;
+use super::io::{ABSENT, IoParams, ViewParams};
+use super::layers::{LayerBuffers, Shared};
+use super::pipelines::{Layouts, Pipelines};
+use super::shaders::{MAX_GROUPS, Pass};
+use super::shapes::workgroup_bytes;
+use super::upload::Uploads;
+use super::variant::Variant;
+use super::work::Work;
+use crate::error::Error;
+use crate::format::Dtype;
+use crate::geometry::Geometry;
+use crate::memory::MemoryUsage;
+use crate::plan::Planner;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// The layers of one [class](crate::LayerFormat).
+#[derive(Debug)]
+pub(super) struct Class {
+    pub(super) device: wgpu::Device,
+    pub(super) planner: Planner,
+    pub(super) pipelines: Pipelines,
+    pipeline_cache: Option<wgpu::PipelineCache>,
+    pub(super) layers: Vec<LayerBuffers>,
+    pub(super) shared: Shared,
+    pub(super) uploads: Uploads,
+    /// Allocations until some fail, and how many; only tests set it.
+    pub(super) failing: Arc<(AtomicU64, AtomicU64)>,
+}
+
+impl Class {
+    /// Of a geometry; `queue` may be used to learn about the adapter.
+    pub(super) async fn allocate(
+        device: &wgpu::Device,
+        queue: &wgpu::Queue,
+        g: Geometry,
+        layouts: Arc<Layouts>,
+        options: &KvCacheOptions<'_>,
+    ) -> Result<Class, Error> {
+        let variant = Variant::choose(options.variant, device, queue, &g).await?;
+
+        use wgpu::BufferUsages as Usage;
+        let storage = Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST;
+        let plan = buffer(device, "kivi plan", g.plan_bytes(), storage | Usage::UNIFORM).await?;
+        let staging = buffer(device, "kivi staging", g.staging_bytes(), storage).await?;
+        let scratch = buffer(device, "kivi scratch", g.scratch_bytes(), storage).await?;
+        let mut pipelines = Pipelines::new(layouts, variant);
+        let rotated = match g.rotated_bytes() {
+            0 => None,
+            bytes => {
+                let rows = buffer(device, "kivi rotated rows", bytes, storage).await?;
+                Some((rows, dense_queries(device, &g)?))
+            }
+        };
+        let shared = || Shared::new(device, &pipelines.layouts, plan, staging, scratch, rotated);
+        let shared = scoped(device, shared)?;
+        let mut layers = Vec::with_capacity(g.layers as usize);
+        for _ in 0..g.layers {
+            let ring = buffer(device, "kivi window", g.unpacked_bytes(), storage).await?;
+            let mut slabs = Vec::with_capacity(g.slabs() as usize);
+            for slab in 0..g.slabs() {
+                slabs.push(Some(buffer(device, "kivi slab", g.slab_bytes(slab), storage).await?));
+            }
+            let layer = || LayerBuffers::new(device, &pipelines.layouts.cache, &shared, ring, slabs);
+            layers.push(scoped(device, layer)?);
+        }
+        if options.warm_up {
+            for pass in Pass::all(&g) {
+                pipelines.ensure(device, &g, pass, options.pipeline_cache)?;
+            }
+        }
+        log::info!(
+            "KV cache: {} layers on {}: {:.2} bits per packed element, {} pages of 256 tokens in {} slabs per layer, {} bytes, {variant:?} kernels",
+            g.layers,
+            device.adapter_info().name,
+            g.layout.format_bits(),
+            g.pages(),
+            g.slabs(),
+            MemoryUsage::new([(&g, crate::plan::Usage::default())]).total(),
+        );
+        Ok(Class {
+            uploads: Uploads::new(device, g.plan_bytes())?,
+            device: device.clone(),
+            planner: Planner::new(g),
+            pipelines,
+            pipeline_cache: options.pipeline_cache.cloned(),
+            layers,
+            shared,
+            failing: Default::default(),
+        })
+    }
+
+    pub(super) fn geometry(&self) -> &Geometry {
+        self.planner.geometry()
+    }
+
+    pub(super) fn ensure(&mut self, pass: Pass) -> Result<(), Error> {
+        let g = self.planner.geometry();
+        self.pipelines.ensure(&self.device, g, pass, self.pipeline_cache.as_ref())
+    }
+
+    /// Builds what `work` needs and records the upload of its words.
+    pub(super) fn prepare(&mut self, encoder: &mut wgpu::CommandEncoder, work: &Work) -> Result<(), Error> {
+        for layer in &mut self.layers {
+            layer.bound_across();
+        }
+        for dispatch in work.dispatches() {
+            self.ensure(dispatch.pass)?;
+            if dispatch.pass == Pass::CopyBlocksAcross {
+                let (layouts, from, to) = (&self.pipelines.layouts.cache, dispatch.source, dispatch.slab);
+                scoped(&self.device, || {
+                    for layer in &mut self.layers {
+                        layer.ensure_across(&self.device, layouts, &self.shared, from, to);
+                    }
+                })?;
+            }
+        }
+        let bytes: &[u8] = bytemuck::cast_slice(&work.words);
+        if bytes.len() as u64 > self.shared.plan.size() {
+            debug_assert!(false, "{} bytes of plan, {} at most", bytes.len(), self.shared.plan.size());
+            return Err(Error::Device(format!("a plan of {} bytes is longer than it can be", bytes.len())));
+        }
+        self.uploads.record(&self.device, encoder, &self.shared.plan, bytes)
+    }
+
+    /// Every buffer, for tests.
+    pub(super) fn buffers(&self) -> impl Iterator<Item = &wgpu::Buffer> {
+        let slabs = self.layers.iter().flat_map(|l| l.slabs.iter().flatten().map(|slab| &slab.buffer));
+        let rings = self.layers.iter().map(|l| &l.ring);
+        let shared = [&self.shared.plan, &self.shared.staging, &self.shared.scratch];
+        let rotated = self.shared.rotated.as_ref().map(|rotated| &rotated.buffer);
+        slabs.chain(rings).chain(rotated).chain(shared)
+    }
+}
+
+/// How rotated queries lie, in the words of a host's tensors: f32, `[query][query head][channel]`.
+fn dense_queries(device: &wgpu::Device, g: &Geometry) -> Result<wgpu::Buffer, Error> {
+    let absent = ViewParams { dtype: ABSENT, ..ViewParams::default() };
+    let (head_stride, dtype) = (g.layout.head_dim, Dtype::F32.index());
+    let q = ViewParams { offset: 0, token_stride: g.query_heads * head_stride, head_stride, dtype };
+    let io = IoParams { k: absent, v: absent, q, out: absent, sinks: absent, lse: absent };
+    filled_buffer(device, "kivi io", bytemuck::bytes_of(&io), wgpu::BufferUsages::STORAGE)
+}
+
+pub(super) fn check_limits(g: &Geometry, limits: &wgpu::Limits) -> Result<(), Error> {
+    let need = |limit, available: u64, needed: u64, what, instead| {
+        if available >= needed {
+            Ok(())
+        } else {
+            Err(Error::LimitTooLow { limit, available, needed, what, instead })
+        }
+    };
+    let other = "use another device";
+    let what = "the attention kernels";
+    let buffers = u64::from(limits.max_storage_buffers_per_shader_stage);
+    need("max_storage_buffers_per_shader_stage", buffers, 8, what, other)?;
+    let memory = u64::from(limits.max_compute_workgroup_storage_size);
+    let least = u64::from(workgroup_bytes(g, Variant::Portable));
+    need(
+        "max_compute_workgroup_storage_size",
+        memory,
+        least,
+        what,
+        "use a smaller head_dim or larger groups",
+    )?;
+    let invocations = u64::from(limits.max_compute_invocations_per_workgroup);
+    need("max_compute_invocations_per_workgroup", invocations, 256, what, other)?;
+    let width = u64::from(limits.max_compute_workgroup_size_x);
+    need("max_compute_workgroup_size_x", width, 256, what, other)?;
+    let groups = u64::from(limits.max_compute_workgroups_per_dimension);
+    need("max_compute_workgroups_per_dimension", groups, MAX_GROUPS.into(), "long work lists", other)?;
+    let most = g.plan_bytes().max(g.promised_plan_bytes);
+    let instead = "lower max_sequences, max_batch_tokens or capacity";
+    need(
+        "max_storage_buffer_binding_size",
+        limits.max_storage_buffer_binding_size,
+        most,
+        "a step's plan",
+        instead,
+    )
+}

@@ -1,0 +1,46 @@
+//! Keys or values of a block: quantized over groups of tokens or of channels, or kept in 16 bits.
+
+use super::{Tensor, Tokens};
+use crate::format::{code, enter, rotate};
+use crate::geometry::Geometry;
+use crate::plan::Slot;
+
+/// Packs one head's keys or values: `slots` are the block's tokens, `block` the words of the head in the block.
+pub fn pack(g: &Geometry, tensor: Tensor, tokens: Tokens<'_>, slots: &[Slot], head: u32, block: &mut [u32]) {
+    let layout = g.layout.tensor(tensor);
+    let format = layout.format;
+    block[layout.first as usize..][..layout.words() as usize].fill(0);
+    let rows: Vec<Vec<f32>> = slots
+        .iter()
+        .map(|&slot| {
+            let mut row: Vec<f32> =
+                (0..layout.head_dim).map(|channel| tokens.get(g, tensor, slot, head, channel)).collect();
+            if format.rotated {
+                rotate(&mut row);
+            }
+            row
+        })
+        .collect();
+    if !format.bits.is_quantized() {
+        for (row, token) in rows.iter().zip(0..) {
+            for (&x, channel) in row.iter().zip(0..) {
+                let word = layout.code(token, channel / 2) as usize;
+                block[word] |= enter(x, g.sixteen_bit_format()) << (16 * (channel % 2));
+            }
+        }
+    }
+    for group in 0..layout.params() {
+        let element = |(token, channel): (u32, u32)| rows[token as usize][channel as usize];
+        let values: Vec<f32> = layout.elements(group).map(element).collect();
+        let param = format.fit(&values);
+        let (word, shift) = layout.param(group);
+        block[word as usize] |= param.word() << shift;
+        for (token, channel) in layout.elements(group) {
+            let code = code(format.bits, param, element((token, channel)));
+            for part in format.bits.parts(layout.head_dim, channel) {
+                let bits = (code >> part.code_shift) & ((1 << part.width) - 1);
+                block[layout.code(token, part.word) as usize] |= bits << part.shift;
+            }
+        }
+    }
+}
