@@ -6,7 +6,7 @@
 // | 2 | rotated queries: f32, [query][query head][channel] | write |
 // | 0, 1 of group 1 | io, host's queries | read |
 //
-// Grid: x, z queries; y query heads.
+// Grid: x, z queries and the heads of a group; y KV heads.
 
 @group(0) @binding(2) var<storage, read_write> rotated: array<u32>;
 @group(1) @binding(0) var<storage, read> io: Io;
@@ -17,17 +17,18 @@ const ROTATION_WORKGROUP: u32 = 64u;
 
 @compute @workgroup_size(ROTATION_WORKGROUP)
 fn rotate_queries(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let query = work_item(group);
-    if (query >= params.count) {
+    let item = work_item(group);
+    if (item >= params.count) {
         return;
     }
-    let head = group.y;
+    let query = item / HEADS_PER_GROUP;
+    let head = group.y * HEADS_PER_GROUP + item % HEADS_PER_GROUP;
     let at = io.q.offset + query * io.q.token_stride + head * io.q.head_stride;
     for (var channel = local; channel < HEAD_DIM; channel += ROTATION_WORKGROUP) {
         sh_rows[channel] = element_bits(io.q.dtype, host_queries[element_word(io.q.dtype, at + channel)], at + channel);
     }
     butterflies(UNROTATION_SCALE, local);
-    let first = (query * QUERY_HEADS + head) * HEAD_DIM;
+    let first = (query * KV_HEADS * HEADS_PER_GROUP + head) * HEAD_DIM;
     for (var channel = local; channel < HEAD_DIM; channel += ROTATION_WORKGROUP) {
         rotated[first + channel] = sh_rows[channel];
     }

@@ -54,8 +54,8 @@ pub struct LayerFormat {
     pub residual_window: u32,
     /// S: the first positions, kept unpacked for ever. Default 0.
     pub sink_tokens: u32,
-    /// Tokens up to which a sequence keeps its history, counted back from its newest: after a step, packed blocks all of whose tokens are older are dropped, and their
-    /// pages are free. Sinks stay. Default `None`: everything is kept.
+    /// Tokens up to which a sequence keeps its history, counted back from its newest: after a step, packed blocks all of whose tokens are older are dropped, and a page
+    /// is free once all of its blocks are. Sinks stay. Default `None`: everything is kept.
     ///
     /// It is the sliding-window-with-sinks baseline of the literature, for comparison and for models that were trained with such a window. Tokens keep their
     /// original positions: keys are not re-rotated, as StreamingLLM (Xiao et al., 2024) does. Queries of one step see what was there when it began.

@@ -174,7 +174,7 @@ pub enum Error {
         needed: u32,
         /// Pages that are free or that the pool may grow by.
         available: u32,
-        /// Tokens that the first sequence without room could still append; 0 where none would be appended.
+        /// Tokens that the first sequence without room could still append, as far as the first class of layers without room goes; 0 where none would be appended.
         fits: u32,
     },
     /// A sequence would grow past what positions can number.

@@ -57,9 +57,10 @@ impl Preset {
 }
 
 impl CacheConfig {
-    /// Sets formats, group sizes, window and sinks to those of a preset, for all layers that have no format of their own.
+    /// Sets formats, group sizes, window and sinks to those of a preset, for all layers that have no format of their own. The limit of history stays.
     #[must_use]
     pub fn with_preset(self, preset: Preset) -> Self {
-        self.with_format(preset.format())
+        let history_limit = self.history_limit;
+        self.with_format(LayerFormat { history_limit, ..preset.format() })
     }
 }

@@ -1,7 +1,7 @@
-//! The rotation of values: a Hadamard transform along a head's channels, which spreads a token's outliers over its groups.
+//! The rotation of rows: a Hadamard transform along a head's channels, which spreads a token's outliers over its groups.
 //!
 //! Walsh–Hadamard by butterflies in f32, in a fixed order, additions and subtractions only: every backend gives the same bits. Head dimensions that are no
-//! power of two are transformed in pieces of their largest power-of-two factor. As in QuaRot (Ashkboos et al., 2024), for values only.
+//! power of two are transformed in pieces of their largest power-of-two factor. As in QuaRot (Ashkboos et al., 2024).
 
 use super::{Dtype, enter};
 

@@ -6,7 +6,7 @@ mod pool;
 
 use crate::config::{CacheConfig, LayerAttention, Mask};
 use crate::error::Error;
-use crate::format::{BlockLayout, Dtype, Tensor, TensorFormat, ZeroPoint};
+use crate::format::{BlockLayout, Dtype, Tensor};
 
 /// Largest length of a sequence: positions stay exact in a signed 32-bit integer.
 pub(crate) const MAX_TOKENS: u32 = 1 << 30;
@@ -23,6 +23,9 @@ pub(crate) const SPLIT_WORDS: u32 = 3;
 
 /// Upload buffers that a cache always has.
 pub(crate) const UPLOADS: u64 = 3;
+
+/// Tokens or channels of a group.
+const GROUPS: [u32; 4] = [16, 32, 64, 128];
 
 /// The binding size that WebGPU guarantees.
 pub(crate) const DEFAULT_MAX_BINDING: u64 = 128 << 20;
@@ -88,28 +91,6 @@ fn check(ok: bool, name: &'static str, got: u32, allowed: &'static str) -> Resul
     if ok { Ok(()) } else { Err(Error::Unsupported { name, got: got.into(), allowed }) }
 }
 
-/// Refuses choices of a format that contradict each other.
-fn check_format(name: &'static str, format: TensorFormat, head_dim: u32) -> Result<(), Error> {
-    let TensorFormat { bits, rotated, compact, zero_point, .. } = format;
-    let contradiction = |a: &str, b: String, instead| {
-        let a = format!("{name}.{a}");
-        Err(Error::Contradiction { a, b, instead })
-    };
-    if rotated && !head_dim.is_multiple_of(8) {
-        let instead = "rotation needs a power of two, 8 or more, that divides head_dim";
-        return contradiction("rotated", format!("head_dim = {head_dim}"), instead);
-    }
-    if rotated && !bits.is_quantized() {
-        let instead = "quantize the tensor, or leave it unrotated";
-        return contradiction("rotated", format!("{name}.bits = 16"), instead);
-    }
-    if compact && zero_point == ZeroPoint::Rounded {
-        let instead = "compact parameters have a rule of their own: use ZeroPoint::Min";
-        return contradiction("compact", format!("{name}.zero_point = Rounded"), instead);
-    }
-    Ok(())
-}
-
 /// The distinct entries of `layer_attention`, and the index of each layer's.
 fn attention_classes(c: &CacheConfig) -> Result<(Vec<LayerAttention>, Vec<u32>), Error> {
     let entries = c.layer_attention.len() as u32;
@@ -152,7 +133,7 @@ impl Geometry {
     /// layer first.
     ///
     /// # Errors
-    /// [`Error::Unsupported`], [`Error::HeadsDoNotDivide`], [`Error::SinksBeyondCapacity`], [`Error::SoftmaxScale`], [`Error::SoftCap`], [`Error::UnsupportedMask`],
+    /// [`Error::Unsupported`], [`Error::Contradiction`], [`Error::LayerOutOfRange`] for a format of a layer that is not there, [`Error::HeadsDoNotDivide`], [`Error::SinksBeyondCapacity`], [`Error::SoftmaxScale`], [`Error::SoftCap`], [`Error::UnsupportedMask`],
     /// [`Error::LimitTooLow`].
     pub fn all(config: &CacheConfig, max_binding: u64) -> Result<Vec<Geometry>, Error> {
         let classes = classes::classes(config)?;
@@ -172,8 +153,6 @@ impl Geometry {
         }
         let heads_per_group = c.query_heads / c.kv_heads;
         check(heads_per_group <= 16, "query_heads / kv_heads", heads_per_group, "a ratio from 1 to 16")?;
-        check_format("keys", c.keys, c.head_dim)?;
-        check_format("values", c.values, c.head_dim)?;
         check(
             c.head_dim.is_multiple_of(8) && (8..=512).contains(&c.head_dim),
             "head_dim",
@@ -182,18 +161,12 @@ impl Geometry {
         )?;
         let value_head_dim = c.value_head_dim.unwrap_or(c.head_dim);
         check(value_head_dim == c.head_dim, "value_head_dim", value_head_dim, "head_dim, or None")?;
-        // What 16 bits leave without a meaning says nothing in a file either.
-        let plain = |tensor, format: TensorFormat| match format.bits.is_quantized() {
-            true => format.with_axis(format.axis_of(tensor)),
-            false => TensorFormat::new(format.bits),
-        };
         let row = c.kv_heads * c.head_dim;
         check(row <= 1 << 20, "kv_heads * head_dim", row, "at most 1048576")?;
-        let is_group = |g: u32| [16, 32, 64, 128].contains(&g);
-        check(is_group(c.group_size), "group_size", c.group_size, "16, 32, 64 or 128")?;
+        check(GROUPS.contains(&c.group_size), "group_size", c.group_size, "16, 32, 64 or 128")?;
         let value_group = c.value_group_size.unwrap_or(c.group_size);
         check(
-            is_group(value_group) || value_group == c.head_dim,
+            GROUPS.contains(&value_group) || value_group == c.head_dim,
             "value_group_size",
             value_group,
             "16, 32, 64, 128 or head_dim",
@@ -239,8 +212,8 @@ impl Geometry {
             group: c.group_size,
             // A group wider than the row is the whole row: say so in one way only.
             channel_group: value_group.min(c.head_dim),
-            keys: plain(Tensor::Keys, c.keys),
-            values: plain(Tensor::Values, c.values),
+            keys: classes::plain(Tensor::Keys, c.keys),
+            values: classes::plain(Tensor::Values, c.values),
         };
         let held = c.residual_window + c.group_size - 1;
         let ring_tokens = held + c.max_step.min(held);

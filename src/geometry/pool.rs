@@ -21,7 +21,9 @@ fn limited_pages(c: &CacheConfig) -> u64 {
     let Some(limit) = c.history_limit else { return u64::MAX };
     // A step begins with what the limit leaves, in whole blocks, and adds its own. The first page may be partly gone, the last partly filled.
     let most = u64::from(limit) + u64::from(c.group_size) + u64::from(c.max_step);
-    u64::from(c.max_sequences) * (most.div_ceil(PAGE_TOKENS.into()) + 1)
+    let sequences = u64::from(c.max_sequences);
+    // A page that two have cut and that both extend is copied for each, while it is still there.
+    sequences * (most.div_ceil(PAGE_TOKENS.into()) + 1) + sequences / 2
 }
 
 /// `pages` in slabs that are full but for the last.

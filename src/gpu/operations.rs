@@ -23,7 +23,7 @@ impl KvCache {
     /// the largest it has been, the state is as if the tokens cut had never been. What the GPU must do is recorded into `encoder`.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`]; [`Error::TruncateBeyondEnd`] if the sequence is shorter; [`Error::OutOfMemory`] for the upload. Nothing has changed then.
+    /// [`Error::UnknownSequence`]; [`Error::TruncateBeyondEnd`] if the sequence is shorter; [`Error::TruncateIntoEvicted`] where tokens are gone; [`Error::OutOfMemory`] for the upload. Nothing has changed then.
     pub fn truncate(
         &mut self,
         encoder: &mut wgpu::CommandEncoder,

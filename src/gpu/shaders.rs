@@ -406,8 +406,7 @@ fn prelude(pass: Pass, g: &Geometry, variant: Variant) -> String {
         Pass::RotateRows(tensor) | Pass::UnpackRotated(tensor) => {
             u("ROTATED_TENSOR", u32::from(tensor == Tensor::Values));
         }
-        Pass::RotateQueries => u("QUERY_HEADS", g.query_heads),
-        Pass::Append | Pass::CopyTokens | Pass::Unpack => {}
+        Pass::RotateQueries | Pass::Append | Pass::CopyTokens | Pass::Unpack => {}
     }
     let fold = matches!(pass, Pass::FoldHistory | Pass::FoldWindow);
     let scale = (f64::from(g.softmax_scale) * std::f64::consts::LOG2_E) as f32;

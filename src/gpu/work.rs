@@ -109,7 +109,7 @@ impl Work {
                 Pass::Append => (writes + 2 * start, count),
                 Pass::Pack(_) => (packs + 2 * start, count),
                 Pass::RotateRows(_) => (packs + 2 * start, count * g.layout.group),
-                Pass::RotateQueries => (0, count),
+                Pass::RotateQueries => (0, count * g.heads_per_group),
                 Pass::AttendHistory(_) | Pass::AttendWindow(_) => (items + ITEM_WORDS * start, count),
                 Pass::FoldHistory | Pass::FoldWindow => (runs + ITEM_WORDS * start, count),
                 Pass::Merge(rows) => (tiles + TILE_WORDS * start, count * rows),
@@ -136,8 +136,7 @@ impl Work {
                     g.token_words().div_ceil(64)
                 }
                 Pass::Append | Pass::CopyTokens | Pass::Unpack => (2 * g.token_words()).div_ceil(64),
-                Pass::UnpackRotated(_) | Pass::RotateRows(_) => g.layout.kv_heads,
-                Pass::RotateQueries => g.query_heads,
+                Pass::UnpackRotated(_) | Pass::RotateRows(_) | Pass::RotateQueries => g.layout.kv_heads,
                 Pass::CopyBlocks | Pass::CopyBlocksAcross => g.layout.block_words().div_ceil(COPY_WORDS),
                 _ => attend_groups(g, variant, pass, heads),
             };

@@ -15,7 +15,7 @@
 mod header;
 
 use crate::error::Error;
-use crate::format::{Dtype, Param, Tensor, enter, widen};
+use crate::format::{Dtype, Param, Tensor, TensorLayout, enter, widen};
 use crate::geometry::Geometry;
 use crate::plan::SequenceLengths;
 use crate::state::{LayerState, UnpackedTokens};
@@ -140,10 +140,10 @@ impl Snapshot {
             return Err(corrupt("its checksum is wrong"));
         }
         header.checksum = NO_CHECKSUM.into();
-        let classes = Classes::new(&header)?;
         if tensors.len() != 5 * header.layers.len() {
             return Err(corrupt("it does not have five tensors per layer"));
         }
+        let classes = Classes::new(&header)?;
         let words = |layer: usize, tensor: &str| -> Result<Vec<u32>, Error> {
             let name = format!("layers.{layer}.{tensor}");
             let view = tensors.tensor(&name).map_err(corrupt)?;
@@ -207,9 +207,9 @@ fn is_writable(g: &Geometry, state: &LayerState) -> bool {
     let tokens = [&state.sinks, &state.window];
     let unpacked =
         tokens.iter().flat_map(|t| [&t.keys, &t.values]).all(|words| elements(words, g.window_format));
-    let tensor = |words: &[u32], tensor| {
+    let tensor = |head: &[u32], tensor| {
         let layout = layout.tensor(tensor);
-        let words = &words[layout.first as usize..][..layout.words() as usize];
+        let words = &head[layout.first as usize..][..layout.words() as usize];
         let (codes, params) = words.split_at(layout.code_words() as usize);
         let compact = layout.format.compact;
         let storable = |word: &u32| match compact {
@@ -217,10 +217,39 @@ fn is_writable(g: &Geometry, state: &LayerState) -> bool {
             false => Param::is_storable(*word, false),
         };
         let plain = layout.format.bits.is_quantized() || elements(codes, g.sixteen_bit_format());
-        plain && params.iter().all(storable)
+        plain && params.iter().all(storable) && codes_are_writable(&layout, head)
     };
     let head = |words: &[u32]| [Tensor::Keys, Tensor::Values].into_iter().all(|t| tensor(words, t));
     unpacked && state.blocks.chunks(layout.head_words() as usize).all(head)
+}
+
+/// Whether the codes of one head's keys or values are zero where the scale is, and what is beyond a row's codes is zero.
+fn codes_are_writable(layout: &TensorLayout, head: &[u32]) -> bool {
+    let format = layout.format;
+    if !format.bits.is_quantized() {
+        return true;
+    }
+    let in_row = |token: u32| {
+        let mut row = vec![0u32; layout.row_words() as usize];
+        for channel in 0..layout.head_dim {
+            for part in format.bits.parts(layout.head_dim, channel) {
+                row[part.word as usize] |= ((1 << part.width) - 1) << part.shift;
+            }
+        }
+        row.iter().zip(0..).all(|(mask, word)| head[layout.code(token, word) as usize] & !mask == 0)
+    };
+    let flat = |param: u32| {
+        let (word, shift) = layout.param(param);
+        format.param(head[word as usize] >> shift).scale() == 0.0
+    };
+    let is_zero = |(token, channel): (u32, u32)| {
+        format.bits.parts(layout.head_dim, channel).all(|part| {
+            let word = head[layout.code(token, part.word) as usize];
+            (word >> part.shift) & ((1 << part.width) - 1) == 0
+        })
+    };
+    (0..layout.group).all(in_row)
+        && (0..layout.params()).filter(|param| flat(*param)).all(|param| layout.elements(param).all(is_zero))
 }
 
 /// Where the checksum's eight digits stand in a file.

@@ -70,6 +70,15 @@ fn rotated_keys() {
     }
 }
 
+/// The oldest page begins with blocks that are gone.
+#[test]
+fn limited_histories() {
+    for (head_dim, limit) in [(64, 200), (128, 333)] {
+        let config = CacheConfig::new(1, 8, 2, head_dim).with_sink_tokens(4).with_history_limit(limit);
+        decode_and_extend(&config, 700, |_| {});
+    }
+}
+
 /// Parameters in 16 bits: one, two and four groups of values per token.
 #[test]
 fn compact_parameters() {

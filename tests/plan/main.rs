@@ -178,6 +178,25 @@ fn a_limited_history_needs_a_limited_pool() {
     assert!(first + 32 > 6276 - 300 && first <= 6276 - 300);
 }
 
+/// Two sequences that share a page, both cut into it, both extended in one step: each copies it while it is still there.
+#[test]
+fn a_limited_pool_has_room_for_shared_pages() {
+    let config = CacheConfig::new(1, 1, 1, 16).with_group_size(16).with_residual_window(0).with_max_step(50);
+    let config = config.with_history_limit(50).with_max_batch_tokens(100).with_max_sequences(2);
+    let mut run = Run::machine(&config.with_capacity(1 << 20));
+    run.apply(&Op::Create);
+    for n in [50, 50, 50, 50, 50, 6] {
+        run.apply(&Op::Step(vec![(0, n, 0)]));
+    }
+    run.apply(&Op::Fork(0));
+    for which in [0, 1] {
+        // To 255 of 256.
+        run.apply(&Op::Truncate(which, 1000, 1));
+    }
+    run.apply(&Op::Step(vec![(0, 50, 1), (1, 50, 1)]));
+    assert_eq!(run.model.iter().map(|(_, naive)| naive.tokens.len()).collect::<Vec<_>>(), [305, 305]);
+}
+
 /// Lengths at which something happens for the first time, with exact counts of unpacked tokens.
 #[test]
 fn the_window_at_every_length() {

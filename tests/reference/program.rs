@@ -104,6 +104,8 @@ pub struct Machine<E> {
     rules: Rules,
     max_step: u32,
     max_sequences: usize,
+    /// Whether the pool may ever be full.
+    may_be_full: bool,
     pub model: Vec<(SequenceId, NaiveSequence)>,
     next_name: u64,
 }
@@ -116,6 +118,7 @@ impl<E: Executor> Machine<E> {
             rules: Rules::of(config),
             max_step: config.max_step,
             max_sequences: config.max_sequences as usize,
+            may_be_full: config.history_limit.is_none() || config.max_capacity.is_some(),
             model: Vec::new(),
             next_name: 0,
         }
@@ -176,7 +179,7 @@ impl<E: Executor> Machine<E> {
             Op::Shrink => self.executor.shrink(),
             Op::SaveAndLoad(which) => {
                 if let Some((at, id)) = self.pick(*which)
-                    && let Some(loaded) = room(self.executor.save_and_load(id))
+                    && let Some(loaded) = room(self.executor.save_and_load(id), self.may_be_full)
                 {
                     self.executor.remove(id, Work::Submitted);
                     self.model[at].0 = loaded;
@@ -230,7 +233,7 @@ impl<E: Executor> Machine<E> {
                     naive.enter(own.iter().copied());
                     during.push(naive);
                 }
-                let operation = room(self.executor.step(&steps, &names, &during, work))?;
+                let operation = room(self.executor.step(&steps, &names, &during, work), self.may_be_full)?;
                 for (step, mut naive) in steps.iter().zip(during) {
                     naive.pack(&self.rules);
                     let known = self.model.iter_mut().find(|(id, _)| *id == step.sequence);
@@ -252,7 +255,7 @@ impl<E: Executor> Machine<E> {
             }
             Op::Fork(which) => {
                 let (at, id) = self.pick(*which)?;
-                let (child, operation) = room(self.executor.fork(id, work))?;
+                let (child, operation) = room(self.executor.fork(id, work), self.may_be_full)?;
                 let naive = self.model[at].1.clone();
                 self.model.push((child, naive));
                 Some(operation)
@@ -264,7 +267,7 @@ impl<E: Executor> Machine<E> {
                 }
                 let parents: Vec<usize> = parents[..n].iter().map(|parent| parent % n).collect();
                 let ids: Vec<SequenceId> = self.model[..n].iter().map(|(id, _)| *id).collect();
-                let operation = room(self.executor.reorder(&ids, &parents, work))?;
+                let operation = room(self.executor.reorder(&ids, &parents, work), self.may_be_full)?;
                 let before: Vec<NaiveSequence> = self.model.iter().map(|(_, naive)| naive.clone()).collect();
                 for (i, parent) in parents.into_iter().enumerate() {
                     self.model[i].1 = before[parent].clone();
@@ -292,9 +295,10 @@ impl<E: Executor> Machine<E> {
 }
 
 /// `None` if there was nothing to do or no room.
-fn room<T>(result: Result<T, Error>) -> Option<T> {
+fn room<T>(result: Result<T, Error>, may_be_full: bool) -> Option<T> {
     match result {
         Ok(x) => Some(x),
+        Err(full @ Error::CapacityExceeded { .. }) if !may_be_full => panic!("{full}"),
         Err(Error::EmptyStep | Error::CapacityExceeded { .. } | Error::TooManySequences { .. }) => None,
         Err(error) => panic!("{error}"),
     }
