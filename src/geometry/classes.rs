@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::format::{Tensor, TensorFormat, ZeroPoint};
 use std::collections::HashMap;
 
-/// Layers that agree on their format, and a configuration of a model that has no others.
+/// Layers that agree on their format, and a configuration of a model that has no others, with the format written out: axes and the group of channels are named.
 pub(super) struct Class {
     /// By their numbers in the whole model.
     pub(super) layers: Vec<u32>,
@@ -31,7 +31,8 @@ pub(super) fn classes(c: &CacheConfig) -> Result<Vec<Class>, Error> {
         let format = c.format_of(layer);
         check_format("keys", format.keys, c.head_dim)?;
         check_format("values", format.values, c.head_dim)?;
-        let at = *known.entry(canonical(format, c.head_dim)).or_insert_with(|| {
+        let format = canonical(format, c.head_dim);
+        let at = *known.entry(format).or_insert_with(|| {
             classes.push(Class { layers: Vec::new(), config: base.clone().with_format(format) });
             classes.len() - 1
         });
@@ -49,14 +50,14 @@ pub(super) fn classes(c: &CacheConfig) -> Result<Vec<Class>, Error> {
 }
 
 /// A format in one of the ways in which it can be written: without what 16 bits leave without a meaning.
-pub(super) fn plain(tensor: Tensor, format: TensorFormat) -> TensorFormat {
+fn plain(tensor: Tensor, format: TensorFormat) -> TensorFormat {
     match format.bits.is_quantized() {
         true => format.with_axis(format.axis_of(tensor)),
         false => TensorFormat::new(format.bits),
     }
 }
 
-/// The same for a layer, so that layers that mean the same are of one class.
+/// The same for a layer, so that layers that mean the same are of one class. A group wider than the row is the whole row.
 fn canonical(format: LayerFormat, head_dim: u32) -> LayerFormat {
     let wanted = format.value_group_size.unwrap_or(format.group_size);
     // What is no group is refused later.

@@ -210,10 +210,9 @@ impl Geometry {
             head_dim: c.head_dim,
             kv_heads: c.kv_heads,
             group: c.group_size,
-            // A group wider than the row is the whole row: say so in one way only.
-            channel_group: value_group.min(c.head_dim),
-            keys: classes::plain(Tensor::Keys, c.keys),
-            values: classes::plain(Tensor::Values, c.values),
+            channel_group: value_group,
+            keys: c.keys,
+            values: c.values,
         };
         let held = c.residual_window + c.group_size - 1;
         let ring_tokens = held + c.max_step.min(held);

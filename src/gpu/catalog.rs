@@ -72,8 +72,8 @@ fn configurations() -> Vec<(String, CacheConfig)> {
                     let rotated = TensorFormat::new(values).with_rotation().with_clipping();
                     let config = base(head_dim, 4).with_formats(TensorFormat::new(keys), rotated);
                     configs.push((format!("{name}-d{head_dim}-rotated"), config));
-                    let (keys_rotated, clipped) = (TensorFormat::new(keys).with_rotation(), rotated);
-                    let config = base(head_dim, 4).with_formats(keys_rotated, clipped);
+                    let config =
+                        base(head_dim, 4).with_formats(TensorFormat::new(keys).with_rotation(), rotated);
                     configs.push((format!("{name}-d{head_dim}-both-rotated"), config));
                     let compact = TensorFormat::new(keys).with_compact_parameters();
                     let config = base(head_dim, 4).with_formats(compact, compact);
