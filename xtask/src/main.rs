@@ -1,6 +1,7 @@
 //! The project's commands: see `USAGE`.
 
 mod adapter;
+mod model;
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -10,9 +11,10 @@ cargo xtask demo [OPTIONS OF THE QUICKSTART]   run examples/quickstart.rs
 cargo xtask test [OPTIONS] [FILTER]            run all tests
   --adapter NAME          on the adapter whose name contains NAME; swiftshader is fetched from Debian's Chromium if need be
   --no-optional-features  on a device with WebGPU's defaults only
+cargo xtask model [FILE]                       fetch the model of examples/llama, or make FILE (GGUF, llama or qwen2) its model
 cargo xtask validate [OPTIONS]                 take every kernel through the vendors' compilers; --help lists the options
 
-The first two need an adapter that wgpu can use. On Debian and Ubuntu they install Mesa's software Vulkan driver if there is none.";
+Demo and test need an adapter that wgpu can use. On Debian and Ubuntu they install Mesa's software Vulkan driver if there is none.";
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
@@ -21,6 +23,9 @@ fn main() -> ExitCode {
     let result = match command.as_str() {
         "demo" => adapter::ensure().and_then(|()| demo(&rest)),
         "test" => test(rest),
+        "model" if rest.len() <= 1 => model::choose(rest.first().map(String::as_str)).map(|path| {
+            println!("the model is {}; try `cargo run --release -p llama -- generate`", path.display())
+        }),
         "validate" => run(cargo().args(["run", "--quiet", "--package", "validate", "--"]).args(rest)),
         _ => Err(USAGE.to_string()),
     };

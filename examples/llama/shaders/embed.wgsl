@@ -1,0 +1,29 @@
+// output[token] = the embedding of tokens[token].
+//
+// | binding | what |
+// |---|---|
+// | 0 | tokens, u32 |
+// | 1 | output, f32 [token][COLUMNS] |
+// | 2, 3 | embeddings (weights_*.wgsl), a row per token of the vocabulary |
+// Grid: COLUMNS / 32 / 16, tokens.
+
+@group(0) @binding(0) var<storage, read> tokens: array<u32>;
+@group(0) @binding(1) var<storage, read_write> output: array<vec4<f32>>;
+
+fn store(at: u32, w: Eight) {
+    output[at] = w.low;
+    output[at + 4u] = w.high;
+}
+
+@compute @workgroup_size(16)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    if (id.x >= COLUMNS / 32u) {
+        return;
+    }
+    let w = block_of(min(tokens[id.y], ROWS - 1u), id.x);
+    let at = id.y * (COLUMNS / 4u) + id.x * 8u;
+    store(at, part_0(w));
+    store(at + 1u, part_1(w));
+    store(at + 2u, part_2(w));
+    store(at + 3u, part_3(w));
+}

@@ -1,0 +1,13 @@
+// What the matrix products share: the input, the output, and in which order the columns of a block of 32 come: in four parts, of which part p has
+// columns 4 p … 4 p + 3 and 16 + 4 p … 16 + 4 p + 3.
+//
+// | binding | what |
+// |---|---|
+// | 0 | input, f32 [token][COLUMNS] |
+// | 1 | output, f32 [token][ROWS] |
+// | 2 | weights (weights_*.wgsl) |
+// | 3 | scales (weights_four.wgsl) |
+// | 4 | bias (finish_bias.wgsl) |
+
+@group(0) @binding(0) var<storage, read> input: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read_write> output: array<f32>;

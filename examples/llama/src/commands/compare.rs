@@ -1,0 +1,118 @@
+//! `compare`: paradigms of the cache side by side, everything measured or computed here.
+
+use crate::ModelOptions;
+use crate::commands::needle::{BESIDES, Grid, percent, rates, search};
+use crate::commands::perplexity::measure;
+use crate::commands::throughput::{Crowd, positions, timings};
+use crate::commands::{Output, text};
+use anyhow::{Result, bail};
+use indicatif::ProgressBar;
+use kivi_wgpu::CacheConfig;
+use kivi_wgpu::format::cache_bytes;
+use llama::format::Format;
+use llama::generate::Sampler;
+use llama::model::Room;
+
+/// Name for people, and format.
+const PARADIGMS: [(&str, &str); 9] = [
+    ("16 bits", "16"),
+    ("uniform, per token, 8 bits", "k8t-v8-w0"),
+    ("uniform, per token, 4 bits", "k4t-v4-w0"),
+    ("sliding window of 512, 4 sinks", "16-s4-l512"),
+    ("KIVI, 4 bits", "kivi4"),
+    ("KIVI, 2 bits", "kivi2"),
+    ("preset Bits4_5", "bits4.5"),
+    ("preset Bits3", "bits3"),
+    ("preset Bits2_25", "bits2.25"),
+];
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// Tokens of Jane Austen's Emma that perplexity is measured on.
+    #[arg(long, default_value_t = 2048)]
+    tokens: usize,
+    /// Tokens per step of that.
+    #[arg(long, default_value_t = 32)]
+    chunk: u32,
+    /// Length of the texts that pass keys are hidden in, at five depths.
+    #[arg(long, default_value_t = 1024)]
+    needle: usize,
+    /// Keys per depth.
+    #[arg(long, default_value_t = 1)]
+    trials: usize,
+    /// Tokens that the sequence holds whose decoding is timed.
+    #[arg(long, default_value_t = 2048)]
+    context: u32,
+    /// Decode steps that are timed; the formats take turns.
+    #[arg(long, default_value_t = 5)]
+    steps: usize,
+    #[command(flatten)]
+    output: Output,
+}
+
+pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
+    let longest = options.tokens.max(options.needle).max(options.context as usize) as u32;
+    let room = Room {
+        tokens: 128.max(options.chunk),
+        logits: options.chunk,
+        context: longest + BESIDES + positions(options.steps),
+    };
+    let (model, tokenizer) = model.load(room)?;
+    let all = tokenizer.encode(&text(None)?)?;
+    if all.len() < longest as usize {
+        bail!("the text has only {} tokens", all.len());
+    }
+    let formats: Vec<Format> = PARADIGMS.iter().map(|(_, format)| format.parse()).collect::<Result<_>>()?;
+    let summaries = measure(&model, &formats, &all[..options.tokens], options.chunk, 257)?;
+
+    let grid =
+        Grid { lengths: vec![options.needle], depths: vec![0.1, 0.3, 0.5, 0.7, 0.9], trials: options.trials };
+    let bar = ProgressBar::new(grid.cost() * formats.len() as u64);
+    let mut found = Vec::new();
+    for format in &formats {
+        found.push(search(&model, &tokenizer, format, &all, &grid, |tokens| bar.inc(tokens))?);
+    }
+    bar.finish_and_clear();
+
+    let sampler = Sampler::new(&model)?;
+    let held = &all[..options.context as usize];
+    let crowds = formats.iter().map(|format| Crowd::new(&model, &sampler, format, held, 1));
+    let timings = timings(&model, &sampler, &mut crowds.collect::<Result<Vec<_>>>()?, options.steps)?;
+
+    let mut table = format!(
+        "{} on {}. Memory: a sequence of 131072 tokens, allocated. Perplexity: {} tokens in steps of {}. Pass keys: {} tokens, {} keys. \
+         Decoding: {} tokens in the cache.\n\n",
+        model.shape.name,
+        model.gpu.name(),
+        options.tokens,
+        options.chunk,
+        options.needle,
+        5 * options.trials,
+        options.context
+    );
+    table += "| cache | format | 8B, GiB | 70B, GiB | perplexity | Δ | mean KL | pass keys of 16 bits' | token, ms | of it cache, ms |\n";
+    table += "|---|---|---|---|---|---|---|---|---|---|\n";
+    for (index, format) in formats.iter().enumerate() {
+        let gib = |layers, heads| -> Result<f64> {
+            let config = format.apply(CacheConfig::new(layers, heads, 8, 128));
+            Ok(cache_bytes(&config, 131_072)?.allocated() as f64 / f64::from(1 << 30))
+        };
+        let (summary, timing) = (&summaries[index], &timings[index]);
+        table += &format!(
+            "| {} | `{}` | {:.2} | {:.2} | {:.2} | {:+.2} % ± {:.2} | {:.4} | {} | {:.1} | {:.1} |\n",
+            PARADIGMS[index].0,
+            format.name,
+            gib(32, 32)?,
+            gib(80, 64)?,
+            summary.perplexity,
+            100.0 * summary.change,
+            100.0 * summary.change_error,
+            summary.divergence,
+            percent(rates(&found[index], &found[0]).1),
+            timing.step,
+            timing.parts[1]
+        );
+    }
+    print!("{table}");
+    options.output.save("compare.md", &table)
+}

@@ -1,0 +1,74 @@
+//! `generate`: goes on from a prompt.
+
+use crate::ModelOptions;
+use crate::commands::{SamplingOptions, report};
+use anyhow::{Context as _, Result};
+use llama::format::Format;
+use llama::generate::{Request, Sampler, generate};
+use llama::model::Room;
+use llama::tokenizer::Message;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Instant;
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// What to go on from.
+    #[arg(default_value = "Why is the sky blue?")]
+    prompt: String,
+    /// A file to go on from, before the prompt.
+    #[arg(long)]
+    file: Option<PathBuf>,
+    /// The prompt is text to be continued, not a message to be answered.
+    #[arg(long)]
+    raw: bool,
+    /// The cache's format.
+    #[arg(long, default_value = "bits3")]
+    format: Format,
+    /// Tokens to write at most.
+    #[arg(long, default_value_t = 200)]
+    limit: u32,
+    /// Positions that there is room for; 0: as many as the model was trained for.
+    #[arg(long, default_value_t = 0)]
+    context: u32,
+    #[command(flatten)]
+    sampling: SamplingOptions,
+}
+
+pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
+    let (model, tokenizer) = model.load(Room { tokens: 128, logits: 1, context: options.context })?;
+    let mut prompt = match &options.file {
+        Some(path) => std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?,
+        None => String::new(),
+    };
+    prompt.push_str(&options.prompt);
+    let prompt = if options.raw {
+        tokenizer.encode(&prompt)?
+    } else {
+        tokenizer.conversation(&[Message { role: "user".into(), content: prompt }], true)?
+    };
+    let mut context = model.context(&options.format.apply(model.cache_config()))?;
+    let sequence = context.cache.create_sequence()?;
+    let sampler = Sampler::new(&model)?;
+    let mut text = tokenizer.streaming();
+    let (start, mut first, mut count) = (Instant::now(), None, 0);
+    let (sampling, limit) = (options.sampling.get(), options.limit);
+    let request = Request { prompt: &prompt, sampling, limit, ends: &tokenizer.ends };
+    generate(&model, &sampler, &mut context, sequence, request, |token| {
+        first.get_or_insert_with(|| start.elapsed());
+        count += 1;
+        print!("{}", text(token)?);
+        std::io::stdout().flush()?;
+        Ok(true)
+    })?;
+    println!("\n");
+    let first = first.unwrap_or_default();
+    println!("{} on {}", model.shape.name, model.gpu.name());
+    println!("prompt: {} tokens in {:.2} s", prompt.len(), first.as_secs_f64());
+    println!(
+        "{count} tokens, {:.1} tokens/s",
+        f64::from(count - 1) / (start.elapsed() - first).as_secs_f64()
+    );
+    println!("{}", report(&model, &context, &options.format)?);
+    Ok(())
+}

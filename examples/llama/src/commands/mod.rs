@@ -1,0 +1,106 @@
+//! One file per command, and what they share.
+
+pub mod chat;
+pub mod compare;
+pub mod generate;
+pub mod heatmap;
+pub mod needle;
+pub mod perplexity;
+pub mod throughput;
+
+use anyhow::{Context as _, Result};
+use llama::format::Format;
+use llama::generate::Sampling;
+use llama::model::{Context, Model};
+use std::path::{Path, PathBuf};
+
+/// How tokens are chosen.
+#[derive(clap::Args)]
+pub struct SamplingOptions {
+    /// Divisor of the logits; 0 chooses the most likely token.
+    #[arg(long, default_value_t = 0.7)]
+    temperature: f32,
+    /// Only so many tokens are candidates, the most likely ones; 0: all.
+    #[arg(long, default_value_t = 40)]
+    top_k: u32,
+    /// Only the most likely tokens that hold this part of the probability together are candidates.
+    #[arg(long, default_value_t = 0.95)]
+    top_p: f32,
+    /// The same seed gives the same text; without it, another each time.
+    #[arg(long)]
+    seed: Option<u32>,
+}
+
+impl SamplingOptions {
+    pub fn get(&self) -> Sampling {
+        Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            seed: self.seed.unwrap_or_else(rand::random),
+        }
+    }
+}
+
+/// Where results are saved.
+#[derive(clap::Args)]
+pub struct Output {
+    /// The folder for tables and pictures; without it `llama` in the target folder.
+    #[arg(long)]
+    output: Option<PathBuf>,
+}
+
+impl Output {
+    /// A file in it.
+    pub fn path(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.output.clone().unwrap_or_else(|| crate::target().join("llama"));
+        std::fs::create_dir_all(&folder).with_context(|| format!("{}", folder.display()))?;
+        Ok(folder.join(name))
+    }
+
+    pub fn save(&self, name: &str, text: &str) -> Result<()> {
+        let path = self.path(name)?;
+        std::fs::write(&path, text).with_context(|| format!("{}", path.display()))
+    }
+}
+
+/// The text of a file, or a part of Jane Austen's Emma.
+pub fn text(path: Option<&Path>) -> Result<String> {
+    match path {
+        Some(path) => std::fs::read_to_string(path).with_context(|| format!("{}", path.display())),
+        None => Ok(include_str!("../../../../tests/data/emma_long.txt").to_string()),
+    }
+}
+
+/// The middle value; 0 of none.
+pub fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}
+
+/// Bytes in MiB.
+pub fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// What the cache holds and takes, against 16 bits.
+pub fn report(model: &Model, context: &Context, format: &Format) -> Result<String> {
+    let cache = &context.cache;
+    let mut tokens = 0;
+    for sequence in cache.sequences() {
+        tokens += u64::from(cache.tokens(sequence)?);
+    }
+    let memory = cache.memory();
+    let layers = memory.all_layers();
+    let content = layers.total() - layers.slack;
+    let sixteen = tokens * model.shape.token_bytes();
+    Ok(format!(
+        "cache in {}: {tokens} of {} tokens, {:.2} MiB; in 16 bits {:.2} MiB, {:.2} × as much; allocated in all {:.2} MiB",
+        format.name,
+        model.room.context,
+        mib(content),
+        mib(sixteen),
+        sixteen as f64 / content.max(1) as f64,
+        mib(memory.total())
+    ))
+}

@@ -1,0 +1,170 @@
+//! `needle`: whether a pass key that is hidden in a long text is found again, with each format of the cache.
+
+use crate::ModelOptions;
+use crate::commands::{Output, text};
+use crate::pictures::{Panel, heat_maps};
+use anyhow::{Result, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use llama::format::Format;
+use llama::generate::{Request, Sampler, Sampling, generate, read};
+use llama::model::{Model, Room};
+use llama::tokenizer::Tokenizer;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// Formats, separated by commas; 16 bits come first in any case.
+    #[arg(long, value_delimiter = ',', default_value = "kivi2,bits2.25")]
+    formats: Vec<Format>,
+    /// Lengths of the text in tokens, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "512,1024,2048")]
+    lengths: Vec<usize>,
+    /// Where the key is: parts of the text before it, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "0.1,0.3,0.5,0.7,0.9")]
+    depths: Vec<f64>,
+    /// Keys per place.
+    #[arg(long, default_value_t = 1)]
+    trials: usize,
+    /// The text; without it a part of Jane Austen's Emma.
+    #[arg(long)]
+    text: Option<PathBuf>,
+    /// Tokens of a step while the text is read.
+    #[arg(long, default_value_t = 128)]
+    chunk: u32,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// What is asked, of all formats alike.
+pub struct Grid {
+    pub lengths: Vec<usize>,
+    pub depths: Vec<f64>,
+    pub trials: usize,
+}
+
+impl Grid {
+    pub fn longest(&self) -> usize {
+        self.lengths.iter().copied().max().unwrap_or_default()
+    }
+
+    /// Tokens that one format's grid reads.
+    pub fn cost(&self) -> u64 {
+        let after: f64 =
+            self.lengths.iter().flat_map(|&l| self.depths.iter().map(move |d| l as f64 * (1.0 - d))).sum();
+        self.longest() as u64 + (after * self.trials as f64) as u64
+    }
+}
+
+/// Room for what comes besides the text: key, question, answer.
+pub const BESIDES: u32 = 96;
+const ANSWER: u32 = 10;
+
+pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
+    let grid = Grid { lengths: options.lengths, depths: options.depths, trials: options.trials };
+    let context = grid.longest() as u32 + BESIDES;
+    let (model, tokenizer) = model.load(Room { tokens: options.chunk, logits: 1, context })?;
+    let haystack = tokenizer.encode(&text(options.text.as_deref())?)?;
+    let formats = Format::after_sixteen(&options.formats)?;
+    let bar = ProgressBar::new(grid.cost() * formats.len() as u64)
+        .with_style(ProgressStyle::with_template("{bar:40} {pos}/{len} tokens, {eta} left")?);
+    let mut table = format!("{} on {}\n\n", model.shape.name, model.gpu.name());
+    table += "| format | found | of what 16 bits find |\n|---|---|---|\n";
+    let (mut panels, mut exact) = (Vec::new(), Vec::new());
+    for format in &formats {
+        let found = search(&model, &tokenizer, format, &haystack, &grid, |tokens| bar.inc(tokens))?;
+        if exact.is_empty() {
+            exact = found.clone();
+        }
+        let (all, kept) = rates(&found, &exact);
+        table += &format!("| {} | {:.0} % | {} |\n", format.name, 100.0 * all, percent(kept));
+        let cells = (0..grid.depths.len())
+            .map(|depth| (0..grid.lengths.len()).map(|length| part(&found[length][depth])).collect())
+            .collect();
+        panels.push(Panel { title: format.name.clone(), cells });
+    }
+    bar.finish_and_clear();
+    print!("{table}");
+    options.output.save("needle.md", &table)?;
+    let lengths = grid.lengths.iter().map(usize::to_string).collect::<Vec<_>>();
+    let depths = grid.depths.iter().map(|d| format!("{:.0} %", 100.0 * d)).collect::<Vec<_>>();
+    let picture = options.output.path("needle.svg")?;
+    heat_maps(&picture, "Pass keys found, by length and depth", &panels, &lengths, &depths)?;
+    println!("\n{}", picture.display());
+    Ok(())
+}
+
+fn part(found: &[bool]) -> f64 {
+    found.iter().filter(|&&f| f).count() as f64 / found.len().max(1) as f64
+}
+
+pub fn percent(part: Option<f64>) -> String {
+    part.map_or("–".to_string(), |part| format!("{:.0} %", 100.0 * part))
+}
+
+/// What was found of all keys, and of those that were found with 16 bits.
+pub fn rates(found: &[Vec<Vec<bool>>], exact: &[Vec<Vec<bool>>]) -> (f64, Option<f64>) {
+    let flat = |grid: &[Vec<Vec<bool>>]| grid.concat().concat();
+    let (found, exact) = (flat(found), flat(exact));
+    let kept: Vec<bool> = found.iter().zip(&exact).filter(|(_, e)| **e).map(|(f, _)| *f).collect();
+    (part(&found), (!kept.is_empty()).then(|| part(&kept)))
+}
+
+/// Whether each key was found, `[length][depth][trial]`. The text before a key is read once, and forked for each length and trial.
+pub fn search(
+    model: &Model,
+    tokenizer: &Tokenizer,
+    format: &Format,
+    haystack: &[u32],
+    grid: &Grid,
+    mut progress: impl FnMut(u64),
+) -> Result<Vec<Vec<Vec<bool>>>> {
+    if haystack.len() < grid.longest() {
+        bail!("the text has only {} tokens", haystack.len());
+    }
+    let sampler = Sampler::new(model)?;
+    let mut context = model.context(&format.apply(model.cache_config()).with_max_sequences(2))?;
+    let base = context.cache.create_sequence()?;
+    let mut places: Vec<(usize, usize, usize)> = Vec::new();
+    for (l, &length) in grid.lengths.iter().enumerate() {
+        for (d, &depth) in grid.depths.iter().enumerate() {
+            places.push(((length as f64 * depth) as usize, l, d));
+        }
+    }
+    places.sort_unstable();
+    let mut found = vec![vec![vec![false; grid.trials]; grid.depths.len()]; grid.lengths.len()];
+    let mut read_so_far = 0;
+    for (at, l, d) in places {
+        if at > read_so_far {
+            let encoder = read(model, &mut context, base, &haystack[read_so_far..at])?;
+            model.gpu.submit(encoder);
+            model.gpu.wait()?;
+            progress((at - read_so_far) as u64);
+            read_so_far = at;
+        }
+        for (trial, found) in found[l][d].iter_mut().enumerate() {
+            // The same keys for every format.
+            let mut random = StdRng::seed_from_u64((l * 1000 + d * 100 + trial) as u64);
+            let key = random.random_range(10_000..100_000).to_string();
+            let hidden = format!("\n\nThe pass key is {key}. Remember it. {key} is the pass key.\n\n");
+            let mut prompt = tokenizer.encode_part(&hidden)?;
+            prompt.extend(&haystack[at..grid.lengths[l]]);
+            prompt.extend(tokenizer.encode_part("\n\nWhat is the pass key? The pass key is")?);
+            let mut encoder = model.gpu.encoder();
+            let (fork, _) = context.cache.fork(&mut encoder, base)?;
+            model.gpu.submit(encoder);
+            let mut answer = Vec::new();
+            let (sampling, ends) = (Sampling::GREEDY, &tokenizer.ends[..]);
+            let request = Request { prompt: &prompt, sampling, limit: ANSWER, ends };
+            generate(model, &sampler, &mut context, fork, request, |token| {
+                answer.push(token);
+                Ok(true)
+            })?;
+            *found = tokenizer.decode(&answer)?.contains(&key);
+            context.cache.remove_sequence(fork)?;
+            progress((grid.lengths[l] - at) as u64);
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,171 @@
+//! `throughput`: tokens per second of the whole model against the number of sequences, and where a token's time goes.
+
+use crate::ModelOptions;
+use crate::commands::{Output, median, mib, text};
+use anyhow::{Result, bail};
+use kivi_wgpu::SequenceId;
+use llama::format::Format;
+use llama::generate::{Sampler, Sampling, read};
+use llama::model::{Context, Input, Model, Room, Wanted};
+use llama::profile::Profile;
+use std::path::PathBuf;
+use std::time::Instant;
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// Formats, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "16,kivi4,kivi2")]
+    formats: Vec<Format>,
+    /// Numbers of sequences, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32")]
+    sequences: Vec<u32>,
+    /// Tokens that each sequence holds.
+    #[arg(long, default_value_t = 2048)]
+    context: u32,
+    /// Decode steps that are timed, per format and number of sequences; the formats take turns.
+    #[arg(long, default_value_t = 5)]
+    steps: usize,
+    /// The text that the sequences hold; without it a part of Jane Austen's Emma.
+    #[arg(long)]
+    text: Option<PathBuf>,
+    /// Tokens of a step while the text is read.
+    #[arg(long, default_value_t = 128)]
+    chunk: u32,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// A cache with some sequences in it.
+pub struct Crowd {
+    context: Context,
+    sequences: Vec<SequenceId>,
+}
+
+/// Medians, in milliseconds.
+pub struct Timing {
+    /// A step from its recording to its token on the host.
+    pub step: f64,
+    /// Of the GPU's time, by [`Part`](llama::profile::Part); zeros without timestamps.
+    pub parts: [f64; 3],
+}
+
+impl Crowd {
+    /// One sequence that has read `tokens`; there will be `most` sequences.
+    pub fn new(
+        model: &Model,
+        sampler: &Sampler,
+        format: &Format,
+        tokens: &[u32],
+        most: u32,
+    ) -> Result<Crowd> {
+        let config = format.apply(model.cache_config()).with_max_sequences(most);
+        let mut context = model.context(&config)?;
+        let sequence = context.cache.create_sequence()?;
+        let encoder = read(model, &mut context, sequence, tokens)?;
+        sampler.submit(&model.gpu, encoder, &[Sampling::GREEDY]).wait(&model.gpu)?;
+        Ok(Crowd { context, sequences: vec![sequence] })
+    }
+
+    fn inputs(&self) -> Vec<Input<'static>> {
+        self.sequences.iter().map(|&sequence| Input { sequence, tokens: None }).collect()
+    }
+}
+
+pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
+    let most = options.sequences.iter().copied().max().unwrap_or(1);
+    let context = options.context + positions(options.steps) * options.sequences.len() as u32;
+    let room = Room { tokens: options.chunk.max(most), logits: most, context };
+    let (model, tokenizer) = model.load(room)?;
+    let sampler = Sampler::new(&model)?;
+    let mut tokens = tokenizer.encode(&text(options.text.as_deref())?)?;
+    if tokens.len() < options.context as usize {
+        bail!("the text has only {} tokens", tokens.len());
+    }
+    tokens.truncate(options.context as usize);
+
+    let mut crowds = Vec::new();
+    for format in &options.formats {
+        crowds.push(Crowd::new(&model, &sampler, format, &tokens, most)?);
+    }
+    let mut table = format!(
+        "{} on {}; {} tokens in each sequence; medians of {} decode steps\n\n",
+        model.shape.name,
+        model.gpu.name(),
+        options.context,
+        options.steps
+    );
+    table += "| format | sequences | cache content | step, ms | tokens/s | layers without cache, ms | cache, ms | logits, ms | cache's part |\n";
+    table += "|---|---|---|---|---|---|---|---|---|\n";
+    print!("{table}");
+    for &count in &options.sequences {
+        for crowd in &mut crowds {
+            grow(&model, crowd, count)?;
+        }
+        let timings = timings(&model, &sampler, &mut crowds, options.steps)?;
+        for (index, Timing { step, parts: [layers, cache, head] }) in timings.into_iter().enumerate() {
+            let memory = crowds[index].context.cache.memory().all_layers();
+            let row = format!(
+                "| {} | {count} | {:.2} MiB | {step:.2} | {:.1} | {layers:.2} | {cache:.2} | {head:.2} | {:.0} % |\n",
+                options.formats[index].name,
+                mib(memory.total() - memory.slack),
+                f64::from(count) * 1e3 / step,
+                100.0 * cache / (layers + cache + head)
+            );
+            print!("{row}");
+            table += &row;
+        }
+    }
+    options.output.save("throughput.md", &table)
+}
+
+/// Decode steps of all crowds, which take turns.
+pub fn timings(model: &Model, sampler: &Sampler, crowds: &mut [Crowd], steps: usize) -> Result<Vec<Timing>> {
+    let mut walls = vec![Vec::new(); crowds.len()];
+    let mut parts = vec![[const { Vec::new() }; 3]; crowds.len()];
+    let mut profile = Profile::new(&model.gpu, model.shape.layers).ok();
+    for step in 0..=steps {
+        for (index, crowd) in crowds.iter_mut().enumerate() {
+            let inputs = crowd.inputs();
+            let choices = vec![Sampling::GREEDY; inputs.len()];
+            let start = Instant::now();
+            let mut encoder = model.gpu.encoder();
+            model.step(&mut crowd.context, &mut encoder, &inputs, Wanted::Last, None)?;
+            sampler.submit(&model.gpu, encoder, &choices).wait(&model.gpu)?;
+            // The first is for warming up.
+            if step > 0 {
+                walls[index].push(start.elapsed().as_secs_f64() * 1e3);
+            }
+            let Some(profile) = &mut profile else { continue };
+            let mut encoder = model.gpu.encoder();
+            model.step(&mut crowd.context, &mut encoder, &inputs, Wanted::Last, Some(&mut *profile))?;
+            let times = profile.submit(&model.gpu, encoder)?;
+            parts[index].iter_mut().zip(times).for_each(|(part, time)| part.push(time));
+        }
+    }
+    let timing = |(mut walls, mut parts): (Vec<f64>, [Vec<f64>; 3])| Timing {
+        step: median(&mut walls),
+        parts: parts.each_mut().map(|times| median(times)),
+    };
+    Ok(walls.into_iter().zip(parts).map(timing).collect())
+}
+
+/// Positions that `steps` timed steps take, and those beside them.
+pub fn positions(steps: usize) -> u32 {
+    2 * (steps as u32 + 1)
+}
+
+/// Makes sequences until there are `count`, each with pages of its own: forks would share them, and a GPU's caches with them.
+fn grow(model: &Model, crowd: &mut Crowd, count: u32) -> Result<()> {
+    if crowd.sequences.len() >= count as usize {
+        return Ok(());
+    }
+    let snapshot = crowd.context.cache.submit_and_save_blocking(crowd.sequences[0])?;
+    while crowd.sequences.len() < count as usize {
+        let mut encoder = model.gpu.encoder();
+        let (sequence, _) = crowd.context.cache.load(&mut encoder, &snapshot)?;
+        model.gpu.submit(encoder);
+        model.gpu.wait()?;
+        crowd.sequences.push(sequence);
+    }
+    Ok(())
+}

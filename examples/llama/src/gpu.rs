@@ -1,0 +1,172 @@
+//! The device, and what is short about making buffers, pipelines and bind groups on it.
+
+use anyhow::{Context, Result, bail};
+use kivi_wgpu::{KvCache, wgpu};
+use std::ops::Range;
+use wgpu::BufferUsages as Usage;
+
+pub struct Gpu {
+    pub device: wgpu::Device,
+    pub queue: wgpu::Queue,
+    pub info: wgpu::AdapterInfo,
+}
+
+impl Gpu {
+    /// The adapter whose name contains `name`, else wgpu's choice, with the largest buffers that it allows: the vocabulary's matrix is long.
+    pub fn open(name: Option<&str>) -> Result<Gpu> {
+        let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
+        pollster::block_on(async {
+            let adapter = match name {
+                None => {
+                    let options = wgpu::RequestAdapterOptions {
+                        power_preference: wgpu::PowerPreference::HighPerformance,
+                        ..Default::default()
+                    };
+                    let found = instance.request_adapter(&options).await;
+                    found.context("wgpu finds no adapter; `cargo xtask demo` installs a software one")?
+                }
+                Some(name) => {
+                    let named =
+                        |a: &wgpu::Adapter| a.get_info().name.to_lowercase().contains(&name.to_lowercase());
+                    let all = instance.enumerate_adapters(wgpu::Backends::all()).await;
+                    all.into_iter().find(named).with_context(|| format!("no adapter is named like {name}"))?
+                }
+            };
+            let available = adapter.limits();
+            let descriptor = wgpu::DeviceDescriptor {
+                required_features: adapter.features()
+                    & (KvCache::optional_features() | wgpu::Features::TIMESTAMP_QUERY),
+                required_limits: wgpu::Limits {
+                    max_buffer_size: available.max_buffer_size,
+                    max_storage_buffer_binding_size: available.max_storage_buffer_binding_size,
+                    ..wgpu::Limits::default()
+                },
+                ..Default::default()
+            };
+            let (device, queue) = adapter.request_device(&descriptor).await?;
+            Ok(Gpu { device, queue, info: adapter.get_info() })
+        })
+    }
+
+    /// Whether it is a software adapter whose subgroups have 8 invocations: its loads are so slow that it has kernels of its own.
+    pub fn shuffles_eight(&self) -> bool {
+        self.info.device_type == wgpu::DeviceType::Cpu
+            && self.device.features().contains(wgpu::Features::SUBGROUP)
+            && (self.info.subgroup_min_size, self.info.subgroup_max_size) == (8, 8)
+    }
+
+    /// As people read it.
+    pub fn name(&self) -> String {
+        let kind = match self.info.device_type {
+            wgpu::DeviceType::Cpu => ", a software adapter: its times say nothing about a GPU",
+            _ => "",
+        };
+        format!("{} ({}, {}{kind})", self.info.name, self.info.backend, self.info.driver_info)
+    }
+
+    /// An empty buffer that kernels read and write.
+    pub fn storage(&self, label: &str, bytes: u64) -> Result<wgpu::Buffer> {
+        let limit = self.device.limits().max_storage_buffer_binding_size;
+        if bytes > limit {
+            bail!("{label} needs {bytes} bytes, {} binds at most {limit}", self.info.name);
+        }
+        Ok(self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some(label),
+            size: bytes,
+            usage: Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST,
+            mapped_at_creation: false,
+        }))
+    }
+
+    /// A buffer with content.
+    pub fn filled<T: bytemuck::NoUninit>(&self, label: &str, content: &[T]) -> Result<wgpu::Buffer> {
+        let bytes: &[u8] = bytemuck::cast_slice(content);
+        let buffer = self.storage(label, bytes.len() as u64)?;
+        self.queue.write_buffer(&buffer, 0, bytes);
+        Ok(buffer)
+    }
+
+    /// A compute pipeline from the `main` of pieces of WGSL, after `const` lines.
+    pub fn pipeline(
+        &self,
+        label: &str,
+        constants: &[(&str, String)],
+        pieces: &[&str],
+    ) -> wgpu::ComputePipeline {
+        let mut source: String =
+            constants.iter().map(|(name, value)| format!("const {name} = {value};\n")).collect();
+        pieces.iter().for_each(|piece| source.push_str(piece));
+        let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
+            label: Some(label),
+            source: wgpu::ShaderSource::Wgsl(source.into()),
+        });
+        self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(label),
+            layout: None,
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                zero_initialize_workgroup_memory: false,
+                ..Default::default()
+            },
+            cache: None,
+        })
+    }
+
+    /// Binds whole buffers to bindings.
+    pub fn bind(
+        &self,
+        pipeline: &wgpu::ComputePipeline,
+        buffers: &[(u32, &wgpu::Buffer)],
+    ) -> wgpu::BindGroup {
+        let entries: Vec<_> = buffers
+            .iter()
+            .map(|&(binding, buffer)| wgpu::BindGroupEntry { binding, resource: buffer.as_entire_binding() })
+            .collect();
+        self.device.create_bind_group(&wgpu::BindGroupDescriptor {
+            label: None,
+            layout: &pipeline.get_bind_group_layout(0),
+            entries: &entries,
+        })
+    }
+
+    pub fn encoder(&self) -> wgpu::CommandEncoder {
+        self.device.create_command_encoder(&Default::default())
+    }
+
+    pub fn submit(&self, encoder: wgpu::CommandEncoder) {
+        self.queue.submit([encoder.finish()]);
+    }
+
+    /// A buffer that the host can map.
+    pub fn readable(&self, bytes: u64) -> wgpu::Buffer {
+        self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("read back"),
+            size: bytes,
+            usage: Usage::COPY_DST | Usage::MAP_READ,
+            mapped_at_creation: false,
+        })
+    }
+
+    /// What `encoder` leaves at `bytes` of a buffer. Submits and waits.
+    pub fn submit_and_read<T: bytemuck::Pod>(
+        &self,
+        mut encoder: wgpu::CommandEncoder,
+        buffer: &wgpu::Buffer,
+        bytes: Range<u64>,
+    ) -> Result<Vec<T>> {
+        let target = self.readable(bytes.end - bytes.start);
+        encoder.copy_buffer_to_buffer(buffer, bytes.start, &target, 0, target.size());
+        encoder.map_buffer_on_submit(&target, wgpu::MapMode::Read, .., |_| {});
+        self.submit(encoder);
+        self.wait()?;
+        let mapped = target.slice(..).get_mapped_range()?;
+        Ok(bytemuck::pod_collect_to_vec(&mapped))
+    }
+
+    /// Waits until the queue is idle.
+    pub fn wait(&self) -> Result<()> {
+        self.device.poll(wgpu::PollType::wait_indefinitely())?;
+        Ok(())
+    }
+}

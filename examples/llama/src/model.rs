@@ -1,0 +1,336 @@
+//! A Llama or Qwen2 model on the GPU: weights, kernels and the recording of a step. The cache is the library's.
+
+use crate::gguf::{Gguf, RopePairs, Shape};
+use crate::gpu::Gpu;
+use crate::products::{Epilogue, Matrix, Product, Products};
+use crate::profile::{Part, Profile, Segments};
+use anyhow::{Result, bail};
+use kivi_wgpu::{
+    CacheConfig, Dtype, KvCache, KvCacheOptions, LayerBinding, LayerIo, SequenceId, SequenceStep, TensorView,
+    wgpu,
+};
+use std::path::Path;
+
+/// What buffers are made for.
+#[derive(Debug, Clone, Copy)]
+pub struct Room {
+    /// Tokens of a step, over all sequences.
+    pub tokens: u32,
+    /// Rows of logits of a step.
+    pub logits: u32,
+    /// Positions of a sequence.
+    pub context: u32,
+}
+
+/// A pipeline with its buffers.
+pub struct Kernel {
+    pub pipeline: wgpu::ComputePipeline,
+    pub group: wgpu::BindGroup,
+}
+
+impl Kernel {
+    /// With buffers in the order of their bindings, from 0 on.
+    pub fn new(gpu: &Gpu, pipeline: &wgpu::ComputePipeline, buffers: &[&wgpu::Buffer]) -> Kernel {
+        let buffers: Vec<_> = (0..).zip(buffers.iter().copied()).collect();
+        Kernel::numbered(gpu, pipeline, &buffers)
+    }
+
+    /// With the numbers of the bindings.
+    pub fn numbered(gpu: &Gpu, pipeline: &wgpu::ComputePipeline, buffers: &[(u32, &wgpu::Buffer)]) -> Kernel {
+        Kernel { pipeline: pipeline.clone(), group: gpu.bind(pipeline, buffers) }
+    }
+
+    pub fn dispatch(&self, pass: &mut wgpu::ComputePass<'_>, x: u32, y: u32) {
+        pass.set_pipeline(&self.pipeline);
+        pass.set_bind_group(0, &self.group, &[]);
+        pass.dispatch_workgroups(x, y, 1);
+    }
+}
+
+struct Layer {
+    attention_norm: Kernel,
+    qkv: Product,
+    output: Product,
+    feed_forward_norm: Kernel,
+    gate_up: Product,
+    down: Product,
+}
+
+/// Weights, activations and kernels. Any number of caches can be used with it.
+pub struct Model {
+    pub gpu: Gpu,
+    pub shape: Shape,
+    pub room: Room,
+    embed: Kernel,
+    layers: Vec<Layer>,
+    rope: Kernel,
+    swiglu: Kernel,
+    final_norm: Kernel,
+    head: Product,
+    /// u32 per token of a step; kernels that sample write here, and the next step goes on from there.
+    pub tokens: wgpu::Buffer,
+    positions: wgpu::Buffer,
+    /// Which rows of a step get logits.
+    logit_rows: wgpu::Buffer,
+    /// f32 `[token][query heads, KV heads, KV heads][head_dim]`
+    pub qkv: wgpu::Buffer,
+    attended: wgpu::Buffer,
+    /// f32 `[row][vocabulary]`
+    pub logits: wgpu::Buffer,
+}
+
+/// A cache that is bound to a model's activations.
+pub struct Context {
+    pub cache: KvCache,
+    io: LayerBinding,
+}
+
+/// What a step does to a sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct Input<'a> {
+    pub sequence: SequenceId,
+    /// The next tokens; `None`: the one that the GPU has sampled for this row.
+    pub tokens: Option<&'a [u32]>,
+}
+
+/// Which tokens of a step get logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    Nothing,
+    /// The last of each sequence.
+    Last,
+    All,
+}
+
+impl Model {
+    /// Reads a file and uploads its weights; `progress` is told how many of how many layers are there.
+    pub fn load(gpu: Gpu, path: &Path, room: Room, mut progress: impl FnMut(u32, u32)) -> Result<Model> {
+        let mut file = Gguf::open(path)?;
+        let shape = file.shape()?;
+        // The kernel that multiplies takes tokens by 16.
+        let padded = |rows: u32| u64::from(rows.next_multiple_of(16));
+        let floats = |columns: u32, rows: u32| padded(rows) * u64::from(columns) * 4;
+        let queries = shape.query_heads * shape.head_dim;
+        let stride = queries + 2 * shape.kv_heads * shape.head_dim;
+
+        let tokens = gpu.storage("tokens", padded(room.tokens) * 4)?;
+        let positions = gpu.storage("positions", padded(room.tokens) * 4)?;
+        let logit_rows = gpu.storage("rows of logits", padded(room.logits) * 4)?;
+        let every: Vec<u32> = (0..room.tokens.next_multiple_of(16)).collect();
+        let every = gpu.filled("every row", &every)?;
+        let stream = gpu.storage("residual stream", floats(shape.hidden, room.tokens))?;
+        let normed = gpu.storage("norm", floats(shape.hidden, room.tokens.max(room.logits)))?;
+        let qkv = gpu.storage("qkv", floats(stride, room.tokens))?;
+        let attended = gpu.storage("attention output", floats(queries, room.tokens))?;
+        let gated = gpu.storage("gate and up", floats(2 * shape.feed_forward, room.tokens))?;
+        let activated = gpu.storage("swiglu", floats(shape.feed_forward, room.tokens))?;
+        let logits = gpu.storage("logits", floats(shape.vocabulary, room.logits))?;
+
+        let norm = gpu.pipeline(
+            "rms_norm",
+            &[("COLUMNS", format!("{}u", shape.hidden)), ("EPSILON", format!("{:e}f", shape.epsilon))],
+            &[include_str!("../shaders/rms_norm.wgsl")],
+        );
+        let norm_of = |file: &mut Gguf, name: &str, rows: &wgpu::Buffer| -> Result<Kernel> {
+            let scale = gpu.filled(name, &file.floats(name)?)?;
+            Ok(Kernel::new(&gpu, &norm, &[&scale, &stream, &normed, rows]))
+        };
+        let mut products = Products::new(&gpu);
+        let mut matrix = |file: &mut Gguf, names: &[String], columns: u32, from, to, epilogue: Epilogue| {
+            let matrix = Matrix::upload(&gpu, &names[0], &file.rows(names)?, columns)?;
+            products.bind(&matrix, from, to, epilogue)
+        };
+        let mut layers = Vec::with_capacity(shape.layers as usize);
+        for index in 0..shape.layers {
+            let of = |name: &str| format!("blk.{index}.{name}.weight");
+            let biases = ["q", "k", "v"].map(|name| format!("blk.{index}.attn_{name}.bias"));
+            let bias = if file.has(&biases[0]) {
+                let mut all = Vec::new();
+                for name in &biases {
+                    all.extend(file.floats(name)?);
+                }
+                Epilogue::Bias(gpu.filled("bias", &all)?)
+            } else {
+                Epilogue::Store
+            };
+            let three = ["attn_q", "attn_k", "attn_v"].map(of);
+            let two = ["ffn_gate", "ffn_up"].map(of);
+            let (hidden, wide) = (shape.hidden, shape.feed_forward);
+            layers.push(Layer {
+                attention_norm: norm_of(&mut file, &of("attn_norm"), &every)?,
+                qkv: matrix(&mut file, &three, hidden, &normed, &qkv, bias)?,
+                output: matrix(&mut file, &[of("attn_output")], queries, &attended, &stream, Epilogue::Add)?,
+                feed_forward_norm: norm_of(&mut file, &of("ffn_norm"), &every)?,
+                gate_up: matrix(&mut file, &two, hidden, &normed, &gated, Epilogue::Store)?,
+                down: matrix(&mut file, &[of("ffn_down")], wide, &activated, &stream, Epilogue::Add)?,
+            });
+            progress(index + 1, shape.layers);
+        }
+
+        let embeddings = file.rows(&["token_embd.weight".to_string()])?;
+        let embeddings = Matrix::upload(&gpu, "embeddings", &embeddings, shape.hidden)?;
+        let own = "output.weight".to_string();
+        let head = if file.has(&own) {
+            let head = Matrix::upload(&gpu, "output", &file.rows(&[own])?, shape.hidden)?;
+            products.bind(&head, &normed, &logits, Epilogue::Store)?
+        } else {
+            products.bind(&embeddings, &normed, &logits, Epilogue::Store)?
+        };
+        let embed = products.gather(&embeddings, &tokens, &stream);
+        let final_norm = norm_of(&mut file, "output_norm.weight", &logit_rows)?;
+        let rope = rope(&gpu, &shape, room.context, stride, &positions, &qkv)?;
+        let swiglu = gpu.pipeline(
+            "swiglu",
+            &[("COLUMNS", format!("{}u", shape.feed_forward))],
+            &[include_str!("../shaders/swiglu.wgsl")],
+        );
+        let swiglu = Kernel::new(&gpu, &swiglu, &[&gated, &activated]);
+        // Uploads are copies on their way: the staging memory of all of them is free after this.
+        gpu.submit(gpu.encoder());
+        gpu.wait()?;
+        Ok(Model {
+            gpu,
+            shape,
+            room,
+            embed,
+            layers,
+            rope,
+            swiglu,
+            final_norm,
+            head,
+            tokens,
+            positions,
+            logit_rows,
+            qkv,
+            attended,
+            logits,
+        })
+    }
+
+    /// A configuration of the cache for this model: the formats are still to choose.
+    pub fn cache_config(&self) -> CacheConfig {
+        let Shape { layers, query_heads, kv_heads, head_dim, .. } = self.shape;
+        CacheConfig::new(layers, query_heads, kv_heads, head_dim)
+            .with_capacity(self.room.context)
+            .with_max_step(self.room.tokens)
+            .with_max_batch_tokens(self.room.tokens)
+    }
+
+    /// An empty cache, bound to the activations: three views of the fused queries, keys and values.
+    pub fn context(&self, config: &CacheConfig) -> Result<Context> {
+        let options = KvCacheOptions::default();
+        let (device, queue) = (&self.gpu.device, &self.gpu.queue);
+        let cache = KvCache::with_options_blocking(device, queue, config, &options)?;
+        let Shape { query_heads, kv_heads, head_dim, .. } = self.shape;
+        let stride = (query_heads + 2 * kv_heads) * head_dim;
+        let part = |head: u32| {
+            TensorView::new(&self.qkv, Dtype::F32)
+                .with_offset(u64::from(head * head_dim) * 4)
+                .with_strides(stride, head_dim)
+        };
+        let (q, k, v) = (part(0), part(query_heads), part(query_heads + kv_heads));
+        let io = cache.bind(&LayerIo::new(k, v, q, TensorView::new(&self.attended, Dtype::F32)))?;
+        Ok(Context { cache, io })
+    }
+
+    /// Records a step of some sequences through the whole model. Its inputs are written to the queue: submit `encoder` before the next step is recorded.
+    ///
+    /// Sequences lie one after the other, in tokens and in logits.
+    pub fn step(
+        &self,
+        context: &mut Context,
+        encoder: &mut wgpu::CommandEncoder,
+        inputs: &[Input<'_>],
+        wanted: Wanted,
+        profile: Option<&mut Profile>,
+    ) -> Result<()> {
+        let (mut positions, mut logit_rows, mut steps) = (Vec::new(), Vec::new(), Vec::new());
+        for input in inputs {
+            let first = context.cache.tokens(input.sequence)?;
+            let count = input.tokens.map_or(1, |tokens| tokens.len() as u32);
+            let row = positions.len() as u32;
+            if count == 0 || first + count > self.room.context || row + count > self.room.tokens {
+                bail!(
+                    "a step of {count} tokens from {first} on; there is room for {} and a context of {}",
+                    self.room.tokens,
+                    self.room.context
+                );
+            }
+            if let Some(tokens) = input.tokens {
+                self.gpu.queue.write_buffer(&self.tokens, u64::from(row) * 4, bytemuck::cast_slice(tokens));
+            }
+            positions.extend(first..first + count);
+            match wanted {
+                Wanted::Nothing => {}
+                Wanted::Last => logit_rows.push(row + count - 1),
+                Wanted::All => logit_rows.extend(row..row + count),
+            }
+            steps.push(SequenceStep::extend(input.sequence, count));
+        }
+        let (count, wanted) = (positions.len() as u32, logit_rows.len() as u32);
+        if wanted > self.room.logits {
+            bail!("{wanted} rows of logits; there is room for {}", self.room.logits);
+        }
+        self.gpu.queue.write_buffer(&self.positions, 0, bytemuck::cast_slice(&positions));
+        self.gpu.queue.write_buffer(&self.logit_rows, 0, bytemuck::cast_slice(&logit_rows));
+
+        let mut step = context.cache.begin_step(encoder, &steps)?;
+        let mut segments = Segments::new(encoder, profile);
+        let shape = &self.shape;
+        self.embed.dispatch(segments.pass(Part::Model), (shape.hidden / 32).div_ceil(16), count);
+        let turned = (shape.query_heads + shape.kv_heads) * shape.head_dim / 2;
+        for (index, layer) in self.layers.iter().enumerate() {
+            let pass = segments.pass(Part::Model);
+            layer.attention_norm.dispatch(pass, count, 1);
+            layer.qkv.dispatch(pass, count);
+            self.rope.dispatch(pass, turned.div_ceil(64), count);
+            step.layer(segments.pass(Part::Cache), index as u32, &context.io)?;
+            let pass = segments.pass(Part::Model);
+            layer.output.dispatch(pass, count);
+            layer.feed_forward_norm.dispatch(pass, count, 1);
+            layer.gate_up.dispatch(pass, count);
+            self.swiglu.dispatch(pass, (shape.feed_forward / 4).div_ceil(64), count);
+            layer.down.dispatch(pass, count);
+        }
+        if wanted > 0 {
+            let pass = segments.pass(Part::Head);
+            self.final_norm.dispatch(pass, wanted, 1);
+            self.head.dispatch(pass, wanted);
+        }
+        drop(segments);
+        step.finish()?;
+        Ok(())
+    }
+}
+
+/// RoPE over the heads of queries and keys of the fused tensor.
+fn rope(
+    gpu: &Gpu,
+    shape: &Shape,
+    context: u32,
+    stride: u32,
+    positions: &wgpu::Buffer,
+    qkv: &wgpu::Buffer,
+) -> Result<Kernel> {
+    let turn = |position: u32| {
+        shape.frequencies.iter().map(move |frequency| {
+            let (sine, cosine) = (f64::from(position) * f64::from(*frequency)).sin_cos();
+            [cosine as f32, sine as f32]
+        })
+    };
+    let table: Vec<[f32; 2]> = (0..context).flat_map(turn).collect();
+    let (pair_stride, distance) = match shape.rope_pairs {
+        RopePairs::Neighbours => (2, 1),
+        RopePairs::Halves => (1, shape.head_dim / 2),
+    };
+    let constants = [
+        ("HEADS", shape.query_heads + shape.kv_heads),
+        ("HEAD_DIM", shape.head_dim),
+        ("QKV_STRIDE", stride),
+        ("PAIR_STRIDE", pair_stride),
+        ("PAIR_DISTANCE", distance),
+    ];
+    let constants = constants.map(|(name, value)| (name, format!("{value}u")));
+    let pipeline = gpu.pipeline("rope", &constants, &[include_str!("../shaders/rope.wgsl")]);
+    Ok(Kernel::new(gpu, &pipeline, &[&gpu.filled("rope table", &table)?, positions, qkv]))
+}
