@@ -8,7 +8,8 @@ use std::process::{Command, ExitCode};
 
 const USAGE: &str = "\
 cargo xtask demo [OPTIONS OF THE QUICKSTART]   run examples/quickstart.rs
-cargo xtask test [OPTIONS] [FILTER]            run all tests
+cargo xtask test [OPTIONS] [FILTER]            run all tests of the library
+  --llama                 those of examples/llama instead, with its model if it can be fetched
   --adapter NAME          on the adapter whose name contains NAME; swiftshader is fetched from Debian's Chromium if need be
   --no-optional-features  on a device with WebGPU's defaults only
 cargo xtask model [FILE]                       fetch the model of examples/llama, or make FILE (GGUF, llama or qwen2) its model
@@ -66,8 +67,16 @@ fn test(mut args: Vec<String>) -> Result<(), String> {
     if let Some(packages) = python_packages() {
         command.env("PYTHONPATH", packages);
     }
-    // The tools in the workspace have no tests, and much to compile.
-    run(command.arg("test").args(args))
+    command.arg("test");
+    if let Some(at) = args.iter().position(|a| a == "--llama") {
+        args.remove(at);
+        if let Err(error) = model::fetch() {
+            eprintln!("{error}\nthe tests that need the model are skipped by name");
+        }
+        command.args(["--package", "llama"]);
+    }
+    // Without a package these are the library's. The tools in the workspace have no tests, and much to compile.
+    run(command.args(args))
 }
 
 /// A folder with what `examples/decode_snapshot.py` imports, for the test that runs it; without Python or its packages that test is skipped by name.

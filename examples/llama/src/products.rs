@@ -135,25 +135,26 @@ impl<'a> Products<'a> {
         if let Epilogue::Bias(bias) = &epilogue {
             buffers.push((4, bias));
         }
-        let mut kernel = |main: &'static str, rows_at_once, tokens| {
+        let mut kernel = |main: &[&str], rows_at_once, tokens| {
             let Matrix { rows, columns, scales, .. } = matrix;
             let bits = if scales.is_some() { 4 } else { 16 };
             let label = format!("{rows} rows of {columns} in {bits} bits, {tokens} tokens, {finish}");
             let pipeline = self.pipelines.entry(label).or_insert_with_key(|label| {
-                let products = include_str!("../shaders/products.wgsl");
-                let pieces = [products, matrix.piece(), source, main];
-                let [a, b] = matrix.constants();
-                self.gpu.pipeline(label, &[a, b, ("TOKENS", format!("{tokens}u"))], &pieces)
+                let mut pieces = vec![include_str!("../shaders/products.wgsl"), matrix.piece(), source];
+                pieces.extend(main);
+                self.gpu.pipeline(label, &matrix.constants(), &pieces)
             });
             (Kernel::numbered(self.gpu, pipeline, &buffers), Tile { rows: rows_at_once, tokens })
         };
         let (few, many) = if self.shuffles {
-            let main = include_str!("../shaders/multiply_subgroups.wgsl");
-            (kernel(main, 64, 1), kernel(main, 64, 8))
+            let shared = include_str!("../shaders/subgroups.wgsl");
+            let row = include_str!("../shaders/multiply_row_subgroups.wgsl");
+            let tile = include_str!("../shaders/multiply_tile_subgroups.wgsl");
+            (kernel(&[shared, row], 64, 1), kernel(&[shared, tile], 128, 8))
         } else {
-            let (row, tile) =
-                (include_str!("../shaders/multiply_row.wgsl"), include_str!("../shaders/multiply_tile.wgsl"));
-            (kernel(row, 32, 1), kernel(tile, 64, 16))
+            let row = include_str!("../shaders/multiply_row.wgsl");
+            let tile = include_str!("../shaders/multiply_tile.wgsl");
+            (kernel(&[row], 32, 1), kernel(&[tile], 64, 16))
         };
         Ok(Product { few, many, rows: matrix.rows })
     }

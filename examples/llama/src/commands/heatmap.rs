@@ -58,7 +58,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     }
     let path = options.output.path("heatmap.svg")?;
     let title = format!("{}: keys (after RoPE) and values of {} tokens", model.shape.name, options.tokens);
-    bitmaps(&path, &title, &panels, "channel, head after head", "token, from below")?;
+    bitmaps(&path, &title, &panels, "channel, head after head", "token, from above")?;
     println!("{}", path.display());
     Ok(())
 }

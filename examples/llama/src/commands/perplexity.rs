@@ -72,6 +72,9 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     }
     print!("{table}");
     options.output.save("perplexity.md", &table)?;
+    if points.len() < 2 {
+        return Ok(());
+    }
     let picture = options.output.path("perplexity.svg")?;
     let title = format!("{}: loss against bytes, {} tokens", model.shape.name, tokens.len());
     let y = "mean KL divergence from the 16-bit cache, nats";

@@ -73,7 +73,7 @@ impl Crowd {
 
 pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let most = options.sequences.iter().copied().max().unwrap_or(1);
-    let context = options.context + positions(options.steps) * options.sequences.len() as u32;
+    let context = options.context + options.chunk + positions(options.steps) * options.sequences.len() as u32;
     let room = Room { tokens: options.chunk.max(most), logits: most, context };
     let (model, tokenizer) = model.load(room)?;
     let sampler = Sampler::new(&model)?;
@@ -115,6 +115,9 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
             table += &row;
         }
     }
+    let rows = reading(&model, &options.formats, &mut crowds, &tokens[..options.chunk as usize])?;
+    print!("{rows}");
+    table += &rows;
     options.output.save("throughput.md", &table)
 }
 
@@ -147,6 +150,30 @@ pub fn timings(model: &Model, sampler: &Sampler, crowds: &mut [Crowd], steps: us
         parts: parts.each_mut().map(|times| median(times)),
     };
     Ok(walls.into_iter().zip(parts).map(timing).collect())
+}
+
+/// A table of what it takes to read more tokens, which are taken back.
+fn reading(model: &Model, formats: &[Format], crowds: &mut [Crowd], tokens: &[u32]) -> Result<String> {
+    let mut table =
+        format!("\n| format | reading {} more tokens, ms | of it cache, ms |\n|---|---|---|\n", tokens.len());
+    let Ok(mut profile) = Profile::new(&model.gpu, model.shape.layers) else { return Ok(String::new()) };
+    for (format, Crowd { context, sequences }) in formats.iter().zip(crowds) {
+        let mut times = Vec::new();
+        // The first is for warming up.
+        for _ in 0..2 {
+            let mut encoder = model.gpu.encoder();
+            let input = Input { sequence: sequences[0], tokens: Some(tokens) };
+            model.step(context, &mut encoder, &[input], Wanted::Nothing, Some(&mut profile))?;
+            times.push(profile.submit(&model.gpu, encoder)?);
+            let mut encoder = model.gpu.encoder();
+            let held = context.cache.tokens(sequences[0])? - tokens.len() as u32;
+            context.cache.truncate(&mut encoder, sequences[0], held)?;
+            model.gpu.submit(encoder);
+        }
+        let [layers, cache, _] = times[1];
+        table += &format!("| {} | {:.1} | {cache:.1} |\n", format.name, layers + cache);
+    }
+    Ok(table)
 }
 
 /// Positions that `steps` timed steps take, and those beside them.
