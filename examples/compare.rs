@@ -70,7 +70,7 @@ fn schemes() -> Vec<Scheme> {
             name: "preset Bits3, keys rotated too",
             config: |c| {
                 let c = c.with_preset(Preset::Bits3);
-                let (keys, values) = (c.keys.with_rotation(), c.values);
+                let (keys, values) = (c.format.keys.with_rotation(), c.format.values);
                 c.with_formats(keys, values)
             },
         },

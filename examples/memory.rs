@@ -33,9 +33,9 @@ fn row(config: &CacheConfig, tokens: u32) -> Result<CacheBytes, Box<dyn Error>> 
     let b = cache_bytes(config, tokens)?;
     println!(
         "| {tokens} | {} bits, G = {}, W = {} | {} | {} | {} | {} | {:.2} × | {:.2} | {:.2} |",
-        config.keys.bits.get(),
-        config.group_size,
-        config.residual_window,
+        config.format.keys.bits.get(),
+        config.format.group_size,
+        config.format.residual_window,
         gib(b.sixteen_bit),
         gib(b.codes_only),
         gib(b.content()),

@@ -338,6 +338,6 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn packed_tokens(config: &CacheConfig, tokens: u32) -> u32 {
-    let history = tokens.saturating_sub(config.sink_tokens + config.residual_window);
-    history / config.group_size * config.group_size
+    let history = tokens.saturating_sub(config.format.sink_tokens + config.format.residual_window);
+    history / config.format.group_size * config.format.group_size
 }

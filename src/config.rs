@@ -85,7 +85,7 @@ impl Default for LayerFormat {
 /// let config = CacheConfig::new(32, 32, 8, 128)
 ///     .with_bits(Bits::Two, Bits::Two)
 ///     .with_capacity(32768);
-/// assert_eq!(config.residual_window, 128);
+/// assert_eq!(config.format.residual_window, 128);
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
@@ -100,20 +100,8 @@ pub struct CacheConfig {
     pub head_dim: u32,
     /// Elements per head of the values; `None`: `head_dim`. Nothing else is supported, so models with multi-head latent attention are not.
     pub value_head_dim: Option<u32>,
-    /// As [`LayerFormat::keys`]; this and the fields up to `history_limit` are those of layers that [`Self::layer_formats`] does not name.
-    pub keys: TensorFormat,
-    /// As [`LayerFormat::values`].
-    pub values: TensorFormat,
-    /// As [`LayerFormat::group_size`].
-    pub group_size: u32,
-    /// As [`LayerFormat::value_group_size`].
-    pub value_group_size: Option<u32>,
-    /// As [`LayerFormat::residual_window`].
-    pub residual_window: u32,
-    /// As [`LayerFormat::sink_tokens`].
-    pub sink_tokens: u32,
-    /// As [`LayerFormat::history_limit`].
-    pub history_limit: Option<u32>,
+    /// How layers are packed that have no format of their own.
+    pub format: LayerFormat,
     /// Layers with a format of their own.
     pub layer_formats: BTreeMap<u32, LayerFormat>,
     /// Element type of the residual window and the sinks. Default f16.
@@ -142,11 +130,11 @@ pub struct CacheConfig {
 }
 
 macro_rules! setters {
-    ($($(#[$doc:meta])* $name:ident($field:ident: $type:ty);)*) => {
+    ($($(#[$doc:meta])* $name:ident($field:ident $(in $part:ident)?: $type:ty);)*) => {
         $($(#[$doc])*
         #[must_use]
         pub fn $name(mut self, $field: $type) -> Self {
-            self.$field = $field.into();
+            self.$($part.)?$field = $field.into();
             self
         })*
     };
@@ -155,28 +143,13 @@ macro_rules! setters {
 impl CacheConfig {
     /// A 2-bit cache with groups of 32 and a window of 128, for 4096 tokens of one sequence.
     pub fn new(layers: u32, query_heads: u32, kv_heads: u32, head_dim: u32) -> Self {
-        let LayerFormat {
-            keys,
-            values,
-            group_size,
-            value_group_size,
-            residual_window,
-            sink_tokens,
-            history_limit,
-        } = LayerFormat::default();
         CacheConfig {
             layers,
             query_heads,
             kv_heads,
             head_dim,
             value_head_dim: None,
-            keys,
-            values,
-            group_size,
-            value_group_size,
-            residual_window,
-            sink_tokens,
-            history_limit,
+            format: LayerFormat::default(),
             layer_formats: BTreeMap::new(),
             window_format: Dtype::F16,
             capacity: 4096,
@@ -194,50 +167,14 @@ impl CacheConfig {
 
     /// The format of a layer.
     pub fn format_of(&self, layer: u32) -> LayerFormat {
-        let &CacheConfig {
-            keys,
-            values,
-            group_size,
-            value_group_size,
-            residual_window,
-            sink_tokens,
-            history_limit,
-            ..
-        } = self;
-        let own = self.layer_formats.get(&layer).copied();
-        own.unwrap_or(LayerFormat {
-            keys,
-            values,
-            group_size,
-            value_group_size,
-            residual_window,
-            sink_tokens,
-            history_limit,
-        })
+        self.layer_formats.get(&layer).copied().unwrap_or(self.format)
     }
 
     /// Sets the format of all layers that have none of their own.
     #[must_use]
-    pub fn with_format(self, format: LayerFormat) -> Self {
-        let LayerFormat {
-            keys,
-            values,
-            group_size,
-            value_group_size,
-            residual_window,
-            sink_tokens,
-            history_limit,
-        } = format;
-        CacheConfig {
-            keys,
-            values,
-            group_size,
-            value_group_size,
-            residual_window,
-            sink_tokens,
-            history_limit,
-            ..self
-        }
+    pub fn with_format(mut self, format: LayerFormat) -> Self {
+        self.format = format;
+        self
     }
 
     /// Gives some layers a format of their own.
@@ -250,23 +187,23 @@ impl CacheConfig {
     /// Sets the widths of key and value codes.
     #[must_use]
     pub fn with_bits(mut self, key_bits: Bits, value_bits: Bits) -> Self {
-        self.keys.bits = key_bits;
-        self.values.bits = value_bits;
+        self.format.keys.bits = key_bits;
+        self.format.values.bits = value_bits;
         self
     }
 
     /// Sets how keys and values are packed.
     #[must_use]
     pub fn with_formats(mut self, keys: TensorFormat, values: TensorFormat) -> Self {
-        (self.keys, self.values) = (keys, values);
+        (self.format.keys, self.format.values) = (keys, values);
         self
     }
 
     /// Sets how the minimum of a group is stored, of keys and of values.
     #[must_use]
     pub fn with_zero_point(mut self, zero_point: ZeroPoint) -> Self {
-        self.keys.zero_point = zero_point;
-        self.values.zero_point = zero_point;
+        self.format.keys.zero_point = zero_point;
+        self.format.values.zero_point = zero_point;
         self
     }
 
@@ -282,16 +219,16 @@ impl CacheConfig {
         with_layer_attention(layer_attention: Vec<LayerAttention>);
         /// Sets [`Self::value_head_dim`].
         with_value_head_dim(value_head_dim: u32);
-        /// Sets [`Self::group_size`].
-        with_group_size(group_size: u32);
-        /// Sets [`Self::value_group_size`].
-        with_value_group_size(value_group_size: u32);
-        /// Sets [`Self::residual_window`].
-        with_residual_window(residual_window: u32);
-        /// Sets [`Self::sink_tokens`].
-        with_sink_tokens(sink_tokens: u32);
-        /// Sets [`Self::history_limit`].
-        with_history_limit(history_limit: u32);
+        /// Sets [`LayerFormat::group_size`].
+        with_group_size(group_size in format: u32);
+        /// Sets [`LayerFormat::value_group_size`].
+        with_value_group_size(value_group_size in format: u32);
+        /// Sets [`LayerFormat::residual_window`].
+        with_residual_window(residual_window in format: u32);
+        /// Sets [`LayerFormat::sink_tokens`].
+        with_sink_tokens(sink_tokens in format: u32);
+        /// Sets [`LayerFormat::history_limit`].
+        with_history_limit(history_limit in format: u32);
         /// Sets [`Self::window_format`].
         with_window_format(window_format: Dtype);
         /// Sets [`Self::capacity`].

@@ -60,7 +60,7 @@ impl CacheConfig {
     /// Sets formats, group sizes, window and sinks to those of a preset, for all layers that have no format of their own. The limit of history stays.
     #[must_use]
     pub fn with_preset(self, preset: Preset) -> Self {
-        let history_limit = self.history_limit;
+        let history_limit = self.format.history_limit;
         self.with_format(LayerFormat { history_limit, ..preset.format() })
     }
 }

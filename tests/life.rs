@@ -226,10 +226,22 @@ fn snapshots_of_another_configuration_are_refused() {
         ("values.bits", config.clone().with_bits(Bits::Two, Bits::Sixteen)),
         ("group_size", config.clone().with_group_size(64).with_value_group_size(16)),
         ("keys.zero_point", config.clone().with_zero_point(ZeroPoint::Rounded)),
-        ("values.rotated", config.clone().with_formats(config.keys, config.values.with_rotation())),
-        ("values.clipping", config.clone().with_formats(config.keys, config.values.with_clipping())),
-        ("keys.axis", config.clone().with_formats(config.keys.with_axis(Axis::PerToken), config.values)),
-        ("values.compact", config.clone().with_formats(config.keys, config.values.with_compact_parameters())),
+        (
+            "values.rotated",
+            config.clone().with_formats(config.format.keys, config.format.values.with_rotation()),
+        ),
+        (
+            "values.clipping",
+            config.clone().with_formats(config.format.keys, config.format.values.with_clipping()),
+        ),
+        (
+            "keys.axis",
+            config.clone().with_formats(config.format.keys.with_axis(Axis::PerToken), config.format.values),
+        ),
+        (
+            "values.compact",
+            config.clone().with_formats(config.format.keys, config.format.values.with_compact_parameters()),
+        ),
         ("history_limit", config.clone().with_history_limit(600)),
         ("residual_window", config.clone().with_residual_window(127)),
         ("sink_tokens", config.clone().with_sink_tokens(0)),
@@ -306,18 +318,18 @@ fn python_reads_snapshots() {
         CacheConfig::new(2, 2, 2, 24).with_group_size(32).with_value_group_size(16).with_sink_tokens(3);
     let config = config.with_residual_window(40).with_capacity(900).with_max_step(400);
     let compact = TensorFormat::new(Bits::Four).with_compact_parameters();
-    let per_token = config.keys.with_axis(Axis::PerToken);
+    let per_token = config.format.keys.with_axis(Axis::PerToken);
     let others = [
         config.clone(),
         config.clone().with_bits(Bits::Four, Bits::Eight).with_window_format(Dtype::Bf16),
         config.clone().with_bits(Bits::Sixteen, Bits::Two).with_window_format(Dtype::F32),
         config.clone().with_bits(Bits::Eight, Bits::Sixteen).with_zero_point(ZeroPoint::Rounded),
         config.clone().with_bits(Bits::Three, Bits::Three),
-        config.clone().with_formats(config.keys, TensorFormat::new(Bits::Three).with_rotation()),
+        config.clone().with_formats(config.format.keys, TensorFormat::new(Bits::Three).with_rotation()),
         config.clone().with_formats(per_token.with_compact_parameters(), compact.with_axis(Axis::PerChannel)),
         config.clone().with_formats(compact.with_clipping(), compact.with_rotation()).with_history_limit(100),
-        config.clone().with_formats(per_token, config.values.with_axis(Axis::PerChannel)),
-        config.clone().with_formats(compact.with_rotation(), config.values),
+        config.clone().with_formats(per_token, config.format.values.with_axis(Axis::PerChannel)),
+        config.clone().with_formats(compact.with_rotation(), config.format.values),
     ];
     for (i, config) in others.into_iter().enumerate() {
         if python().is_none() {
@@ -357,7 +369,7 @@ fn python_reads_snapshots() {
         assert_eq!(got.len(), expected.len());
         // The decoder rotates back in f32.
         let close = |a: f64, b: f64| {
-            if config.keys.rotated || config.values.rotated {
+            if config.format.keys.rotated || config.format.values.rotated {
                 (a - b).abs() <= 1e-5 * (1.0 + b.abs())
             } else {
                 a == b

@@ -163,15 +163,20 @@ impl Geometry {
         check(value_head_dim == c.head_dim, "value_head_dim", value_head_dim, "head_dim, or None")?;
         let row = c.kv_heads * c.head_dim;
         check(row <= 1 << 20, "kv_heads * head_dim", row, "at most 1048576")?;
-        check(GROUPS.contains(&c.group_size), "group_size", c.group_size, "16, 32, 64 or 128")?;
-        let value_group = c.value_group_size.unwrap_or(c.group_size);
+        check(GROUPS.contains(&c.format.group_size), "group_size", c.format.group_size, "16, 32, 64 or 128")?;
+        let value_group = c.format.value_group_size.unwrap_or(c.format.group_size);
         check(
             GROUPS.contains(&value_group) || value_group == c.head_dim,
             "value_group_size",
             value_group,
             "16, 32, 64, 128 or head_dim",
         )?;
-        check(c.residual_window <= 1 << 20, "residual_window", c.residual_window, "at most 1048576")?;
+        check(
+            c.format.residual_window <= 1 << 20,
+            "residual_window",
+            c.format.residual_window,
+            "at most 1048576",
+        )?;
         check((1..=MAX_TOKENS).contains(&c.capacity), "capacity", c.capacity, "1 to 2^30 tokens")?;
         if let Some(most) = c.max_capacity {
             let sequences = u64::from(c.max_sequences.max(1)) * u64::from(MAX_TOKENS);
@@ -180,13 +185,16 @@ impl Geometry {
                 return Err(Error::Unsupported { name: "max_capacity", got: most.into(), allowed });
             }
         }
-        if c.sink_tokens > c.capacity {
-            return Err(Error::SinksBeyondCapacity { sink_tokens: c.sink_tokens, capacity: c.capacity });
+        if c.format.sink_tokens > c.capacity {
+            return Err(Error::SinksBeyondCapacity {
+                sink_tokens: c.format.sink_tokens,
+                capacity: c.capacity,
+            });
         }
-        if let Some(limit) = c.history_limit.filter(|limit| *limit < c.residual_window) {
+        if let Some(limit) = c.format.history_limit.filter(|limit| *limit < c.format.residual_window) {
             return Err(Error::Contradiction {
                 a: format!("history_limit = {limit}"),
-                b: format!("residual_window = {}", c.residual_window),
+                b: format!("residual_window = {}", c.format.residual_window),
                 instead: "tokens of the window are never dropped: raise history_limit or lower residual_window",
             });
         }
@@ -209,12 +217,12 @@ impl Geometry {
         let layout = BlockLayout {
             head_dim: c.head_dim,
             kv_heads: c.kv_heads,
-            group: c.group_size,
+            group: c.format.group_size,
             channel_group: value_group,
-            keys: c.keys,
-            values: c.values,
+            keys: c.format.keys,
+            values: c.format.values,
         };
-        let held = c.residual_window + c.group_size - 1;
+        let held = c.format.residual_window + c.format.group_size - 1;
         let ring_tokens = held + c.max_step.min(held);
         let staging_tokens = if c.max_step > held { max_batch_tokens } else { 0 };
 
@@ -244,9 +252,9 @@ impl Geometry {
             query_heads: c.query_heads,
             heads_per_group,
             layout,
-            window: c.residual_window,
-            sinks: c.sink_tokens,
-            history_limit: c.history_limit,
+            window: c.format.residual_window,
+            sinks: c.format.sink_tokens,
+            history_limit: c.format.history_limit,
             window_format: c.window_format,
             max_sequences: c.max_sequences,
             max_step: c.max_step,

@@ -11,16 +11,16 @@ const MAX_PAGES: u64 = 1 << 24;
 /// Pages that hold `tokens` tokens however they are spread over the sequences.
 pub(super) fn pages_for_tokens(c: &CacheConfig, tokens: u32) -> u32 {
     // A sequence with history has S + W tokens outside it, and at most one page that is not full.
-    let history = tokens.saturating_sub(c.sink_tokens + c.residual_window);
+    let history = tokens.saturating_sub(c.format.sink_tokens + c.format.residual_window);
     let pages = u64::from(history.div_ceil(PAGE_TOKENS)) + u64::from(c.max_sequences) - 1;
     pages.min(limited_pages(c)).min(MAX_PAGES) as u32
 }
 
 /// Pages that are never more than needed where history is limited: forks share some of them.
 fn limited_pages(c: &CacheConfig) -> u64 {
-    let Some(limit) = c.history_limit else { return u64::MAX };
+    let Some(limit) = c.format.history_limit else { return u64::MAX };
     // A step begins with what the limit leaves, in whole blocks, and adds its own. The first page may be partly gone, the last partly filled.
-    let most = u64::from(limit) + u64::from(c.group_size) + u64::from(c.max_step);
+    let most = u64::from(limit) + u64::from(c.format.group_size) + u64::from(c.max_step);
     let sequences = u64::from(c.max_sequences);
     // A page that two have cut and that both extend is copied for each, while it is still there.
     sequences * (most.div_ceil(PAGE_TOKENS.into()) + 1) + sequences / 2

@@ -284,7 +284,7 @@ fn programs_without_a_window() {
     let config = CacheConfig::new(1, 2, 1, 16).with_residual_window(0).with_group_size(16).with_max_step(60);
     let config =
         config.with_bits(Bits::Four, Bits::Eight).with_window_format(Dtype::F32).with_history_limit(150);
-    let config = config.clone().with_formats(config.keys.with_rotation(), config.values);
+    let config = config.clone().with_formats(config.format.keys.with_rotation(), config.format.values);
     run_programs(config.with_max_batch_tokens(180).with_max_sequences(4).with_capacity(100), 1, 90);
 }
 

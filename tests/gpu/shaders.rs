@@ -146,7 +146,8 @@ fn the_readme_lists_every_binding() {
     let mut actual: Vec<String> = Vec::new();
     // What is rotated has passes of its own.
     let config = CacheConfig::new(1, 1, 1, 64);
-    let rotated = config.clone().with_formats(config.keys.with_rotation(), config.values.with_rotation());
+    let rotated =
+        config.clone().with_formats(config.format.keys.with_rotation(), config.format.values.with_rotation());
     let rotated = Geometry::new(&rotated, 128 << 20).unwrap();
     let geometries = Variant::ALL.map(|v| (v, &g)).into_iter().chain([(Variant::Portable, &rotated)]);
     for (variant, g) in geometries {

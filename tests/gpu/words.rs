@@ -104,7 +104,7 @@ fn check_difficult(config: &CacheConfig) {
     let row = 2 * config.head_dim as usize;
     let n = row * 100;
     // Half of the groups draw from one kind of value only.
-    let mut random = Random(u64::from(config.keys.bits.get()));
+    let mut random = Random(u64::from(config.format.keys.bits.get()));
     let k = (0..n).map(|_| difficult(&mut random)).collect();
     let v: Vec<f32> = (0..n.div_ceil(32))
         .flat_map(|_| {

@@ -52,8 +52,9 @@ fn config() -> impl Strategy<Value = CacheConfig> {
             let base = capacity.1.map_or(base.clone(), |most| base.with_max_capacity(most));
             let page = Geometry::new(&base, 128 << 20).unwrap().layout.page_words() * 4;
             let base = base.with_max_slab_bytes(page * u64::from(pages));
-            let rotated = base.values.with_rotation();
-            let base = if max_step % 2 == 0 { base.clone().with_formats(base.keys, rotated) } else { base };
+            let rotated = base.format.values.with_rotation();
+            let base =
+                if max_step % 2 == 0 { base.clone().with_formats(base.format.keys, rotated) } else { base };
             match limit {
                 Some(beyond) => base.with_history_limit(window + beyond),
                 None => base,
@@ -142,7 +143,7 @@ proptest! {
             length += append;
             longest = longest.max(length);
             // Sinks are no part of the window.
-            let back = back.min(append).min(config.residual_window).min(length.saturating_sub(config.sink_tokens));
+            let back = back.min(append).min(config.format.residual_window).min(length.saturating_sub(config.format.sink_tokens));
             drafted.apply(&Op::Rollback(0, back));
             length -= back;
         }

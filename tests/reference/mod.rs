@@ -33,10 +33,10 @@ pub struct Rules {
 impl Rules {
     pub fn of(config: &CacheConfig) -> Rules {
         Rules {
-            sinks: config.sink_tokens as usize,
-            window: config.residual_window as usize,
-            group: config.group_size as usize,
-            limit: config.history_limit.map(|limit| limit as usize),
+            sinks: config.format.sink_tokens as usize,
+            window: config.format.residual_window as usize,
+            group: config.format.group_size as usize,
+            limit: config.format.history_limit.map(|limit| limit as usize),
         }
     }
 }
@@ -132,11 +132,11 @@ pub struct Packing(TensorFormat, bool);
 
 impl Packing {
     pub fn keys(config: &CacheConfig) -> Packing {
-        Packing(config.keys, config.keys.axis != Some(Axis::PerToken))
+        Packing(config.format.keys, config.format.keys.axis != Some(Axis::PerToken))
     }
 
     pub fn values(config: &CacheConfig) -> Packing {
-        Packing(config.values, config.values.axis == Some(Axis::PerChannel))
+        Packing(config.format.values, config.format.values.axis == Some(Axis::PerChannel))
     }
 
     /// One head's block after quantization, `[token][head_dim]`; rotated if the format says so.
@@ -156,7 +156,7 @@ impl Packing {
             }
             return out;
         }
-        let width = config.value_group_size.unwrap_or(config.group_size) as usize;
+        let width = config.format.value_group_size.unwrap_or(config.format.group_size) as usize;
         let row = |row: &Vec<f32>| row.chunks(width).flat_map(|g| quantized(format, config, g)).collect();
         rows.iter().map(row).collect()
     }
@@ -246,7 +246,7 @@ pub fn attend(
     let attention = config.layer_attention.first().copied().unwrap_or_default();
     let oldest = attention.sliding_window.map_or(0, |n| visible.saturating_sub(n as usize));
     // Where the token at a position is, or the first after it.
-    let sinks = (config.sink_tokens as usize).min(visible);
+    let sinks = (config.format.sink_tokens as usize).min(visible);
     let index = |position: usize| position.min(sinks).max(position.saturating_sub(evicted));
     let (oldest, visible) = (index(oldest), index(visible));
     let mut logits: Vec<f64> = keys[oldest..visible]

@@ -118,7 +118,7 @@ impl<E: Executor> Machine<E> {
             rules: Rules::of(config),
             max_step: config.max_step,
             max_sequences: config.max_sequences as usize,
-            may_be_full: config.history_limit.is_none() || config.max_capacity.is_some(),
+            may_be_full: config.format.history_limit.is_none() || config.max_capacity.is_some(),
             model: Vec::new(),
             next_name: 0,
         }
