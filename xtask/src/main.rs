@@ -73,6 +73,11 @@ fn test(mut args: Vec<String>) -> Result<(), String> {
         if let Err(error) = model::fetch() {
             eprintln!("{error}\nthe tests that need the model are skipped by name");
         }
+        // A package's tests run in its own folder.
+        if let Some(target) = std::env::var_os("CARGO_TARGET_DIR") {
+            let here = std::env::current_dir().map_err(|e| e.to_string())?;
+            command.env("CARGO_TARGET_DIR", here.join(target));
+        }
         command.args(["--package", "llama"]);
     }
     // Without a package these are the library's. The tools in the workspace have no tests, and much to compile.

@@ -101,8 +101,10 @@ fn scramble(x: u32) -> u32 {
 
 /// Gumbel noise of a token: -ln(-ln u), u in (0, 1).
 fn noise(seed: u32, token: u32) -> f32 {
-    let u = (f32(scramble(seed ^ scramble(token)) >> 9u) + 0.5) / 8388608.0;
-    return -log(-log(u));
+    // 1 - u. Near 0, where a GPU's log(1 - v) may well be 0, the first terms of its series are exact enough.
+    let v = (f32(scramble(seed ^ scramble(token)) >> 9u) + 0.5) / 8388608.0;
+    let exponential = select(-log(1.0 - v), v * (1.0 + v * (0.5 + v / 3.0)), v < 0.01);
+    return -log(exponential);
 }
 
 @compute @workgroup_size(256)
@@ -139,7 +141,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let x = logits[first + i];
         let inside = keys(x) >= vec4<u32>(threshold);
         for (var c = 0u; c < 4u; c++) {
-            let score = x[c] / temperature + noise(choice.seed, 4u * i + c);
+            let score = (x[c] - highest) / temperature + noise(choice.seed, 4u * i + c);
             if (inside[c] && score > best) {
                 best = score;
                 token = 4u * i + c;

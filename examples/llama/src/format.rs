@@ -14,7 +14,7 @@ A format is a preset (kivi2, kivi4, bits2.25, bits2.75, bits3, bits4.5), 16, or 
   wN            a window of N (default 128)
   sN            N sink tokens (default 0)
   lN            only the last N tokens are kept
-A preset's parts can be changed: bits3-w64. Layers get a format of their own after '+': bits2.25+0,29=bits4.5";
+A preset's parts can be changed: bits3-w64. Layers get a format of their own after '+': bits2.25+0/29=bits4.5";
 
 /// A format and its name.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,7 +50,7 @@ impl FromStr for Format {
         let own = |part: &str| -> Result<_> {
             let (layers, format) =
                 part.split_once('=').with_context(|| format!("{part}: LAYERS=FORMAT is expected"))?;
-            let layers: Result<Vec<u32>, _> = layers.split(',').map(str::parse).collect();
+            let layers: Result<Vec<u32>, _> = layers.split('/').map(str::parse).collect();
             Ok((layers.with_context(|| format!("{part}: layers are numbers"))?, layer_format(format)?))
         };
         Ok(Format { name: name.to_string(), format, own: parts.map(own).collect::<Result<_>>()? })
@@ -129,7 +129,7 @@ mod tests {
         for wrong in ["", "k5", "k2x", "g", "bits9", "bits3+4", "bits3+a=16"] {
             assert!(wrong.parse::<Format>().is_err(), "{wrong}");
         }
-        let mixed: Format = "bits2.25+0,29=bits4.5".parse().unwrap();
+        let mixed: Format = "bits2.25+0/29=bits4.5".parse().unwrap();
         let config = mixed.apply(CacheConfig::new(30, 9, 3, 64));
         assert_eq!(config.format_of(29), Preset::Bits4_5.format());
         assert_eq!(config.format_of(1), Preset::Bits2_25.format());

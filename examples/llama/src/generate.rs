@@ -2,7 +2,7 @@
 
 use crate::gpu::Gpu;
 use crate::model::{Context, Input, Kernel, Model, Wanted};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use kivi_wgpu::{SequenceId, wgpu};
 
 /// How a token is chosen. Twin: `Choice` in shaders/sample.wgsl.
@@ -117,12 +117,23 @@ pub fn generate(
     Request { prompt, sampling, limit, ends }: Request<'_>,
     mut each: impl FnMut(u32) -> Result<bool>,
 ) -> Result<()> {
+    let held = context.cache.tokens(sequence)?;
+    let room = model.room.context.saturating_sub(held + prompt.len() as u32);
+    if prompt.is_empty() {
+        bail!("there is nothing to go on from: the prompt is empty");
+    }
+    if u64::from(held) + prompt.len() as u64 > u64::from(model.room.context) {
+        bail!(
+            "a prompt of {} tokens after {held} does not fit the context of {}: shorten it, or give --context more",
+            prompt.len(),
+            model.room.context
+        );
+    }
     let at = |context: &Context| -> Result<Sampling> {
         // Another seed for each position, so that a position's choice does not depend on how it was reached.
         let position = context.cache.tokens(sequence)?;
         Ok(Sampling { seed: sampling.seed ^ position.wrapping_mul(0x9e37_79b9), ..sampling })
     };
-    let room = model.room.context.saturating_sub(context.cache.tokens(sequence)? + prompt.len() as u32);
     let limit = limit.min(room + 1);
     if limit == 0 {
         return Ok(());

@@ -123,10 +123,19 @@ impl Gguf {
         let head_dim = size("attention.key_length").unwrap_or(hidden / query_heads);
         let base = number("rope.freq_base").unwrap_or(10_000.0);
         let scaling = match self.string(&of("rope.scaling.type")) {
-            Ok("linear") => number("rope.scaling.factor")?,
-            Ok("none") | Err(_) => 1.0,
+            Ok("none") => 1.0,
+            // Old files do not say which, and mean linear; 0 stands for none.
+            Ok("linear") | Err(_) => {
+                let factor = number("rope.scaling.factor").or_else(|_| number("rope.scale_linear"));
+                factor.ok().filter(|factor| *factor != 0.0).unwrap_or(1.0)
+            }
             Ok(other) => bail!("RoPE scaling {other} is not supported"),
         };
+        for tensor in ["attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"] {
+            if self.has(&format!("blk.0.{tensor}")) {
+                bail!("{tensor}: biases other than those of queries, keys and values are not supported");
+            }
+        }
         if size("rope.dimension_count").unwrap_or(head_dim) != head_dim {
             bail!("RoPE over a part of the head is not supported");
         }

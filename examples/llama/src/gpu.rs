@@ -12,8 +12,12 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// The adapter whose name contains `name`, else wgpu's choice, with the largest buffers that it allows: the vocabulary's matrix is long.
+    /// The adapter whose name contains `name` (or `KIVI_ADAPTER`, as in the library's tests), else wgpu's choice, with the largest buffers that it allows: the vocabulary's matrix is long.
     pub fn open(name: Option<&str>) -> Result<Gpu> {
+        let wanted = std::env::var("KIVI_ADAPTER").ok().filter(|wanted| !wanted.is_empty());
+        let name = name.or(wanted.as_deref());
+        // Tests set this to see the kernels that run everywhere.
+        let optional = std::env::var("KIVI_OPTIONAL_FEATURES").as_deref() != Ok("0");
         let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
         pollster::block_on(async {
             let adapter = match name {
@@ -29,13 +33,16 @@ impl Gpu {
                     let named =
                         |a: &wgpu::Adapter| a.get_info().name.to_lowercase().contains(&name.to_lowercase());
                     let all = instance.enumerate_adapters(wgpu::Backends::all()).await;
-                    all.into_iter().find(named).with_context(|| format!("no adapter is named like {name}"))?
+                    let names: Vec<String> = all.iter().map(|a| a.get_info().name).collect();
+                    all.into_iter().find(named).with_context(|| {
+                        format!("no adapter is named like {name}; there are: {}", names.join(", "))
+                    })?
                 }
             };
             let available = adapter.limits();
+            let faster = if optional { KvCache::optional_features() } else { wgpu::Features::empty() };
             let descriptor = wgpu::DeviceDescriptor {
-                required_features: adapter.features()
-                    & (KvCache::optional_features() | wgpu::Features::TIMESTAMP_QUERY),
+                required_features: adapter.features() & (faster | wgpu::Features::TIMESTAMP_QUERY),
                 required_limits: wgpu::Limits {
                     max_buffer_size: available.max_buffer_size,
                     max_storage_buffer_binding_size: available.max_storage_buffer_binding_size,
@@ -66,16 +73,25 @@ impl Gpu {
 
     /// An empty buffer that kernels read and write.
     pub fn storage(&self, label: &str, bytes: u64) -> Result<wgpu::Buffer> {
-        let limit = self.device.limits().max_storage_buffer_binding_size;
+        let limits = self.device.limits();
+        let limit = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
         if bytes > limit {
-            bail!("{label} needs {bytes} bytes, {} binds at most {limit}", self.info.name);
+            bail!(
+                "{label} needs {bytes} bytes, and {} allows {limit} in one buffer: choose a smaller model, context or chunk",
+                self.info.name
+            );
         }
-        Ok(self.device.create_buffer(&wgpu::BufferDescriptor {
+        let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some(label),
             size: bytes,
             usage: Usage::STORAGE | Usage::COPY_SRC | Usage::COPY_DST,
             mapped_at_creation: false,
-        }))
+        });
+        if pollster::block_on(scope.pop()).is_some() {
+            bail!("no memory for {label}, {bytes} bytes: choose a smaller model, context or chunk");
+        }
+        Ok(buffer)
     }
 
     /// A buffer with content.

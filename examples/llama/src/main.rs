@@ -35,18 +35,23 @@ struct ModelOptions {
 #[derive(Subcommand)]
 enum Command {
     /// Goes on from a prompt.
+    #[command(after_help = llama::format::HELP)]
     Generate(commands::generate::Options),
     /// Conversations that can be forked, taken back, saved and loaded.
+    #[command(after_help = llama::format::HELP)]
     Chat(commands::chat::Options),
     /// Losses of a real text with each format of the cache, against those with 16 bits.
+    #[command(after_help = llama::format::HELP)]
     Perplexity(commands::perplexity::Options),
     /// Whether pass keys that are hidden in a long text are found again.
+    #[command(after_help = llama::format::HELP)]
     Needle(commands::needle::Options),
     /// Cache paradigms side by side: memory, perplexity, pass keys, time per token.
     Compare(commands::compare::Options),
     /// Keys and values by token and channel, as a picture.
     Heatmap(commands::heatmap::Options),
     /// Tokens per second against the number of sequences, and where a token's time goes.
+    #[command(after_help = llama::format::HELP)]
     Throughput(commands::throughput::Options),
 }
 
@@ -83,6 +88,9 @@ impl ModelOptions {
         let tokenizer = Tokenizer::new(&file)?;
         drop(file);
         let bar = ProgressBar::new(0).with_message("weights");
+        if room.context > context {
+            eprintln!("the model was trained for {context} tokens, this asks for {}", room.context);
+        }
         let room = Room { context: if room.context == 0 { context } else { room.context }, ..room };
         let model = Model::load(Gpu::open(self.adapter.as_deref())?, &path, room, |done, all| {
             bar.set_length(all.into());

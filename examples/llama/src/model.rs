@@ -11,6 +11,9 @@ use kivi_wgpu::{
 };
 use std::path::Path;
 
+/// Tokens that a cache is made for at first; it grows.
+const FIRST_CAPACITY: u32 = 4096;
+
 /// What buffers are made for.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
@@ -164,14 +167,23 @@ impl Model {
                 gate_up: matrix(&mut file, &two, hidden, &normed, &gated, Epilogue::Store)?,
                 down: matrix(&mut file, &[of("ffn_down")], wide, &activated, &stream, Epilogue::Add)?,
             });
+            // Uploads are copies on their way: after this, the memory that they are staged in is free again.
+            gpu.submit(gpu.encoder());
+            gpu.wait()?;
             progress(index + 1, shape.layers);
         }
 
         let embeddings = file.rows(&["token_embd.weight".to_string()])?;
         let embeddings = Matrix::upload(&gpu, "embeddings", &embeddings, shape.hidden)?;
+        let rows = |matrix: &Matrix, expected: u32, what: &str| {
+            let rows = matrix.rows();
+            if rows == expected { Ok(()) } else { bail!("{what} has {rows} rows instead of {expected}") }
+        };
+        rows(&embeddings, shape.vocabulary, "token_embd.weight")?;
         let own = "output.weight".to_string();
         let head = if file.has(&own) {
             let head = Matrix::upload(&gpu, "output", &file.rows(&[own])?, shape.hidden)?;
+            rows(&head, shape.vocabulary, "output.weight")?;
             products.bind(&head, &normed, &logits, Epilogue::Store)?
         } else {
             products.bind(&embeddings, &normed, &logits, Epilogue::Store)?
@@ -185,9 +197,6 @@ impl Model {
             &[include_str!("../shaders/swiglu.wgsl")],
         );
         let swiglu = Kernel::new(&gpu, &swiglu, &[&gated, &activated]);
-        // Uploads are copies on their way: the staging memory of all of them is free after this.
-        gpu.submit(gpu.encoder());
-        gpu.wait()?;
         Ok(Model {
             gpu,
             shape,
@@ -211,7 +220,7 @@ impl Model {
     pub fn cache_config(&self) -> CacheConfig {
         let Shape { layers, query_heads, kv_heads, head_dim, .. } = self.shape;
         CacheConfig::new(layers, query_heads, kv_heads, head_dim)
-            .with_capacity(self.room.context)
+            .with_capacity(self.room.context.min(FIRST_CAPACITY))
             .with_max_step(self.room.tokens)
             .with_max_batch_tokens(self.room.tokens)
     }

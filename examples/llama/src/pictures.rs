@@ -94,6 +94,10 @@ pub fn bitmaps(path: &Path, title: &str, panels: &[Panel], x: &str, y: &str) -> 
         root.draw(&Text::new(y, (at.0 - 18, at.1 + 22 + height), turned))?;
     }
     root.present()?;
+    drop(root);
+    // Plotters leaves out the kind of the data, which not every viewer guesses.
+    let svg = std::fs::read_to_string(path)?;
+    std::fs::write(path, svg.replace("data:png;base64", "data:image/png;base64"))?;
     Ok(())
 }
 

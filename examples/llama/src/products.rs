@@ -58,6 +58,10 @@ impl Matrix {
         Ok(Matrix { weights, scales, rows: rows as u32, columns })
     }
 
+    pub fn rows(&self) -> u32 {
+        self.rows
+    }
+
     /// Its buffers and their bindings.
     fn buffers(&self) -> impl Iterator<Item = (u32, &wgpu::Buffer)> {
         [(2, &self.weights)].into_iter().chain(self.scales.iter().map(|scales| (3, scales)))

@@ -64,7 +64,8 @@ impl Tokenizer {
                 model["unk_token"] = json!("<unk>");
                 let underscore = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
                 let mut steps = vec![underscore];
-                if !matches!(file.number("tokenizer.ggml.add_space_prefix"), Ok(x) if x == 0.0) {
+                let prefix = file.metadata().get("tokenizer.ggml.add_space_prefix");
+                if prefix.is_none_or(|prefix| prefix.to_bool().unwrap_or(true)) {
                     steps.insert(0, json!({ "type": "Prepend", "prepend": "▁" }));
                 }
                 normalizer = json!({ "type": "Sequence", "normalizers": steps });
@@ -99,14 +100,15 @@ impl Tokenizer {
         let id = |key: &str| file.number(key).ok().map(|id| id as u32);
         let mut ends: Vec<u32> = id("tokenizer.ggml.eos_token_id").into_iter().collect();
         // Turns end with these in the models that have them, whatever the file calls the end of a text.
-        ends.extend(
-            ["<|im_end|>", "<|eot_id|>", "<|endoftext|>", "</s>"].iter().filter_map(|t| inner.token_to_id(t)),
-        );
+        let special = |id: &u32| kinds.get(*id as usize).is_some_and(|kind| matches!(kind.to_i32(), Ok(3)));
+        let turns = ["<|im_end|>", "<|eot_id|>", "<|endoftext|>", "</s>"];
+        ends.extend(turns.iter().filter_map(|name| inner.token_to_id(name)).filter(special));
         let bos = id("tokenizer.ggml.bos_token_id");
         let flag = |key: &str| file.metadata().get(key).and_then(|value| value.to_bool().ok());
-        // Files of the older kind do not say, and mean yes.
-        let adds_bos = flag("tokenizer.ggml.add_bos_token")
-            .unwrap_or(matches!(file.string("tokenizer.ggml.model"), Ok("llama")));
+        // Files of the older kind and those of Llama 3 do not say, and mean yes.
+        let silent = matches!(file.string("tokenizer.ggml.model"), Ok("llama"))
+            || matches!(file.string("tokenizer.ggml.pre"), Ok("llama-bpe" | "llama3"));
+        let adds_bos = flag("tokenizer.ggml.add_bos_token").unwrap_or(silent);
         let template = file.string("tokenizer.chat_template").ok().map(str::to_string);
         Ok(Tokenizer { inner, template, bos, adds_bos, ends })
     }
@@ -136,6 +138,9 @@ impl Tokenizer {
     pub fn conversation(&self, messages: &[Message], answer: bool) -> Result<Vec<u32>> {
         let template = self.template.as_deref().context("the file has no chat template")?;
         let mut environment = Environment::new();
+        // As those who write templates assume: Hugging Face renders them so.
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
@@ -148,7 +153,10 @@ impl Tokenizer {
             eos_token => name(self.ends.first().copied()),
         };
         let text = environment.render_str(template, values)?;
-        self.encode_part(&text)
+        let tokens = self.encode_part(&text)?;
+        // Most templates begin with it themselves.
+        let bos = self.bos.filter(|bos| self.adds_bos && tokens.first() != Some(bos));
+        Ok(bos.into_iter().chain(tokens).collect())
     }
 }
 

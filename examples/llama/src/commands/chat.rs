@@ -3,7 +3,7 @@
 use crate::ModelOptions;
 use crate::commands::{SamplingOptions, report};
 use anyhow::{Context as _, Result, bail};
-use kivi_wgpu::{SequenceId, Snapshot};
+use kivi_wgpu::{Error, SequenceId, Snapshot};
 use llama::format::Format;
 use llama::generate::{Request, Sampler, Sampling, generate};
 use llama::model::{Context, Model, Room};
@@ -16,6 +16,7 @@ const COMMANDS: &str = "\
 /fork NAME     a second conversation with the same past; go on in it
 /switch NAME   go on in another conversation
 /list          the conversations
+/drop NAME     end another conversation
 /undo          take the last answer and its question back
 /save FILE     save the conversation (FILE, and FILE.json with its text)
 /load FILE     a conversation from a file; go on in it
@@ -43,6 +44,8 @@ pub struct Options {
 #[derive(Clone, serde::Serialize, serde::Deserialize)]
 struct Conversation {
     name: String,
+    /// The model that the cached keys and values are of.
+    model: String,
     /// Its tokens are those below.
     #[serde(skip)]
     sequence: Option<SequenceId>,
@@ -102,6 +105,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
             "/fork" => chat.fork(argument),
             "/switch" => chat.switch(argument),
             "/list" => chat.list(),
+            "/drop" => chat.end(argument),
             "/undo" => chat.undo(),
             "/save" => chat.save(Path::new(argument)),
             "/load" => chat.load(Path::new(argument)),
@@ -125,6 +129,7 @@ impl Chat {
         let sequence = Some(self.context.cache.create_sequence()?);
         self.conversations.push(Conversation {
             name: name.into(),
+            model: self.model.shape.name.clone(),
             sequence,
             messages: Vec::new(),
             tokens: Vec::new(),
@@ -140,27 +145,40 @@ impl Chat {
     /// Cuts the cache to what the conversation's tokens have in common with `wanted`, and at least one less than `wanted` has.
     fn cut_to(&mut self, wanted: &[u32]) -> Result<usize> {
         let sequence = self.sequence()?;
-        let held = &mut self.conversations[self.current].tokens;
+        let held = &self.conversations[self.current].tokens;
         let common = held.iter().zip(wanted).take_while(|(a, b)| a == b).count();
-        let common = common.min(wanted.len().saturating_sub(1));
-        if common < held.len() {
+        let mut common = common.min(wanted.len().saturating_sub(1));
+        // After an error in the middle of an answer the cache may hold more than is known.
+        if common < self.context.cache.tokens(sequence)? as usize {
             let mut encoder = self.model.gpu.encoder();
-            self.context.cache.truncate(&mut encoder, sequence, common as u32)?;
-            self.model.gpu.submit(encoder);
-            held.truncate(common);
+            match self.context.cache.truncate(&mut encoder, sequence, common as u32) {
+                Ok(_) => self.model.gpu.submit(encoder),
+                // A format that forgets: what is gone is read again.
+                Err(Error::TruncateIntoEvicted { .. }) => {
+                    self.context.cache.remove_sequence(sequence)?;
+                    let sequence = self.context.cache.create_sequence()?;
+                    self.conversations[self.current].sequence = Some(sequence);
+                    common = 0;
+                }
+                Err(error) => return Err(error.into()),
+            }
+            self.conversations[self.current].tokens.truncate(common);
         }
         Ok(common)
     }
 
     fn say(&mut self, text: &str) -> Result<()> {
-        let sequence = self.sequence()?;
         let mut messages = self.conversations[self.current].messages.clone();
         messages.push(Message { role: "user".into(), content: text.into() });
         let wanted = self.tokenizer.conversation(&messages, true)?;
         if wanted.len() as u32 >= self.model.room.context {
-            bail!("the conversation is longer than the context of {} tokens", self.model.room.context);
+            bail!(
+                "the conversation is longer than the context of {} tokens: /undo, or begin with more --context",
+                self.model.room.context
+            );
         }
         let common = self.cut_to(&wanted)?;
+        let sequence = self.sequence()?;
         let mut stream = self.tokenizer.streaming();
         let (start, mut answer) = (Instant::now(), Vec::new());
         let request = Request {
@@ -202,6 +220,21 @@ impl Chat {
     fn switch(&mut self, name: &str) -> Result<()> {
         let found = self.conversations.iter().position(|c| c.name == name);
         self.current = found.with_context(|| format!("no conversation is called {name}"))?;
+        Ok(())
+    }
+
+    fn end(&mut self, name: &str) -> Result<()> {
+        let found = self.conversations.iter().position(|c| c.name == name);
+        match found.with_context(|| format!("no conversation is called {name}"))? {
+            index if index == self.current => bail!("/switch to another conversation first"),
+            index => {
+                let ended = self.conversations.remove(index);
+                if let Some(sequence) = ended.sequence {
+                    self.context.cache.remove_sequence(sequence)?;
+                }
+                self.current -= usize::from(index < self.current);
+            }
+        }
         Ok(())
     }
 
@@ -250,6 +283,9 @@ impl Chat {
         let snapshot = Snapshot::from_bytes(&bytes)?;
         if snapshot.tokens() as usize != conversation.tokens.len() {
             bail!("{} does not belong to {}", beside(file).display(), file.display());
+        }
+        if conversation.model != self.model.shape.name {
+            bail!("it is a conversation with {}, this is {}", conversation.model, self.model.shape.name);
         }
         let mut encoder = self.model.gpu.encoder();
         let (sequence, _) = self.context.cache.load(&mut encoder, &snapshot)?;

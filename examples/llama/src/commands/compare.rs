@@ -26,13 +26,16 @@ const PARADIGMS: [(&str, &str); 9] = [
     ("preset Bits2_25", "bits2.25"),
 ];
 
+/// The first position whose prediction counts.
+const FROM: usize = 257;
+
 #[derive(clap::Args)]
 pub struct Options {
     /// Tokens of Jane Austen's Emma that perplexity is measured on.
     #[arg(long, default_value_t = 2048)]
     tokens: usize,
     /// Tokens per step of that.
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     chunk: u32,
     /// Length of the texts that pass keys are hidden in, at five depths.
     #[arg(long, default_value_t = 1024)]
@@ -51,6 +54,9 @@ pub struct Options {
 }
 
 pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
+    if options.tokens <= FROM + 1 {
+        bail!("no prediction counts: --tokens must be more than {}", FROM + 1);
+    }
     let longest = options.tokens.max(options.needle).max(options.context as usize) as u32;
     let room = Room {
         tokens: 128.max(options.chunk),
@@ -63,7 +69,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
         bail!("the text has only {} tokens", all.len());
     }
     let formats: Vec<Format> = PARADIGMS.iter().map(|(_, format)| format.parse()).collect::<Result<_>>()?;
-    let summaries = measure(&model, &formats, &all[..options.tokens], options.chunk, 257)?;
+    let summaries = measure(&model, &formats, &all[..options.tokens], options.chunk, FROM)?;
 
     let grid =
         Grid { lengths: vec![options.needle], depths: vec![0.1, 0.3, 0.5, 0.7, 0.9], trials: options.trials };
@@ -99,7 +105,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
         };
         let (summary, timing) = (&summaries[index], &timings[index]);
         table += &format!(
-            "| {} | `{}` | {:.2} | {:.2} | {:.2} | {:+.2} % ± {:.2} | {:.4} | {} | {:.1} | {:.1} |\n",
+            "| {} | `{}` | {:.2} | {:.2} | {:.2} | {:+.2} % ± {:.2} | {:.4} | {} | {:.1} | {} |\n",
             PARADIGMS[index].0,
             format.name,
             gib(32, 32)?,
@@ -110,7 +116,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
             summary.divergence,
             percent(rates(&found[index], &found[0]).1),
             timing.step,
-            timing.parts[1]
+            timing.parts.map_or("–".to_string(), |parts| format!("{:.1}", parts[1]))
         );
     }
     print!("{table}");

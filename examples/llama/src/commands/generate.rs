@@ -13,9 +13,8 @@ use std::time::Instant;
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// What to go on from.
-    #[arg(default_value = "Why is the sky blue?")]
-    prompt: String,
+    /// What to go on from; without it and without --file: Why is the sky blue?
+    prompt: Option<String>,
     /// A file to go on from, before the prompt.
     #[arg(long)]
     file: Option<PathBuf>,
@@ -26,7 +25,7 @@ pub struct Options {
     #[arg(long, default_value = "bits3")]
     format: Format,
     /// Tokens to write at most.
-    #[arg(long, default_value_t = 200)]
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
     /// Positions that there is room for; 0: as many as the model was trained for.
     #[arg(long, default_value_t = 0)]
@@ -41,7 +40,11 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
         Some(path) => std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?,
         None => String::new(),
     };
-    prompt.push_str(&options.prompt);
+    match (&options.prompt, &options.file) {
+        (Some(text), _) => prompt.push_str(text),
+        (None, Some(_)) => {}
+        (None, None) => prompt.push_str("Why is the sky blue?"),
+    }
     let prompt = if options.raw {
         tokenizer.encode(&prompt)?
     } else {
@@ -65,10 +68,10 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let first = first.unwrap_or_default();
     println!("{} on {}", model.shape.name, model.gpu.name());
     println!("prompt: {} tokens in {:.2} s", prompt.len(), first.as_secs_f64());
-    println!(
-        "{count} tokens, {:.1} tokens/s",
-        f64::from(count - 1) / (start.elapsed() - first).as_secs_f64()
-    );
+    if count > 1 {
+        let seconds = (start.elapsed() - first).as_secs_f64();
+        println!("{count} tokens, {:.1} tokens/s", f64::from(count - 1) / seconds);
+    }
     println!("{}", report(&model, &context, &options.format)?);
     Ok(())
 }

@@ -16,7 +16,7 @@ pub struct Options {
     #[arg(long, value_delimiter = ',')]
     layers: Vec<u32>,
     /// Tokens of the text.
-    #[arg(long, default_value_t = 384)]
+    #[arg(long, default_value_t = 384, value_parser = clap::value_parser!(u32).range(8..))]
     tokens: u32,
     /// The text; without it a part of Jane Austen's Emma.
     #[arg(long)]
@@ -41,6 +41,9 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     model.gpu.submit(encoder);
     let last = model.shape.layers - 1;
     let layers = if options.layers.is_empty() { vec![0, last / 2, last] } else { options.layers };
+    if let Some(layer) = layers.iter().find(|layer| **layer > last) {
+        bail!("there is no layer {layer}; the last is {last}");
+    }
     let mut panels = Vec::new();
     for layer in layers {
         let state = context.cache.submit_and_read_state_blocking(layer, sequence)?;

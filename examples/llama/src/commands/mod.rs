@@ -94,8 +94,9 @@ pub fn report(model: &Model, context: &Context, format: &Format) -> Result<Strin
     let layers = memory.all_layers();
     let content = layers.total() - layers.slack;
     let sixteen = tokens * model.shape.token_bytes();
+    // What forks share is held once.
     Ok(format!(
-        "cache in {}: {tokens} of {} tokens, {:.2} MiB; in 16 bits {:.2} MiB, {:.2} × as much; allocated in all {:.2} MiB",
+        "cache in {}: {tokens} of {} tokens, {:.2} MiB; in 16 bits, nothing shared, {:.2} MiB, {:.2} × as much; allocated in all {:.2} MiB",
         format.name,
         model.room.context,
         mib(content),

@@ -31,7 +31,7 @@ pub struct Options {
     #[arg(long)]
     text: Option<PathBuf>,
     /// Tokens of a step while the text is read.
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     chunk: u32,
     #[command(flatten)]
     output: Output,
@@ -62,6 +62,9 @@ pub const BESIDES: u32 = 96;
 const ANSWER: u32 = 10;
 
 pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
+    if options.depths.iter().any(|depth| !(0.0..=1.0).contains(depth)) || options.lengths.contains(&0) {
+        bail!("depths are parts of the text, from 0 to 1, and lengths are numbers of tokens");
+    }
     let grid = Grid { lengths: options.lengths, depths: options.depths, trials: options.trials };
     let context = grid.longest() as u32 + BESIDES;
     let (model, tokenizer) = model.load(Room { tokens: options.chunk, logits: 1, context })?;

@@ -23,7 +23,7 @@ pub struct Options {
     #[arg(long, default_value_t = 4096)]
     tokens: usize,
     /// Tokens per step.
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     chunk: u32,
     /// The first position whose prediction counts.
     #[arg(long, default_value_t = 257)]
@@ -36,6 +36,9 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let room = Room { tokens: options.chunk, logits: options.chunk, context: options.tokens as u32 };
     let (model, tokenizer) = model.load(room)?;
     let mut tokens = tokenizer.encode(&text(options.text.as_deref())?)?;
+    if options.tokens <= options.from + 1 {
+        bail!("no prediction counts: --tokens must be more than --from, {}, and one", options.from);
+    }
     if tokens.len() < options.tokens {
         bail!("the text has only {} tokens", tokens.len());
     }

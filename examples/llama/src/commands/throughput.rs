@@ -29,7 +29,7 @@ pub struct Options {
     #[arg(long)]
     text: Option<PathBuf>,
     /// Tokens of a step while the text is read.
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     chunk: u32,
     #[command(flatten)]
     output: Output,
@@ -45,8 +45,8 @@ pub struct Crowd {
 pub struct Timing {
     /// A step from its recording to its token on the host.
     pub step: f64,
-    /// Of the GPU's time, by [`Part`](llama::profile::Part); zeros without timestamps.
-    pub parts: [f64; 3],
+    /// Of the GPU's time, by [`Part`](llama::profile::Part); nothing without timestamps.
+    pub parts: Option<[f64; 3]>,
 }
 
 impl Crowd {
@@ -72,8 +72,15 @@ impl Crowd {
 }
 
 pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
-    let most = options.sequences.iter().copied().max().unwrap_or(1);
-    let context = options.context + options.chunk + positions(options.steps) * options.sequences.len() as u32;
+    let mut counts = options.sequences.clone();
+    // Sequences are only ever added.
+    counts.sort_unstable();
+    counts.dedup();
+    let most = counts.last().copied().unwrap_or(1);
+    if counts.first() == Some(&0) || options.context < options.chunk {
+        bail!("there must be sequences, and --context must not be below --chunk ({})", options.chunk);
+    }
+    let context = options.context + options.chunk + positions(options.steps) * counts.len() as u32;
     let room = Room { tokens: options.chunk.max(most), logits: most, context };
     let (model, tokenizer) = model.load(room)?;
     let sampler = Sampler::new(&model)?;
@@ -97,19 +104,22 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     table += "| format | sequences | cache content | step, ms | tokens/s | layers without cache, ms | cache, ms | logits, ms | cache's part |\n";
     table += "|---|---|---|---|---|---|---|---|---|\n";
     print!("{table}");
-    for &count in &options.sequences {
+    for count in counts {
         for crowd in &mut crowds {
             grow(&model, crowd, count)?;
         }
         let timings = timings(&model, &sampler, &mut crowds, options.steps)?;
-        for (index, Timing { step, parts: [layers, cache, head] }) in timings.into_iter().enumerate() {
+        for (index, Timing { step, parts }) in timings.into_iter().enumerate() {
+            let parts = parts.map_or("– | – | – | –".to_string(), |[layers, cache, head]| {
+                let part = 100.0 * cache / (layers + cache + head);
+                format!("{layers:.2} | {cache:.2} | {head:.2} | {part:.0} %")
+            });
             let memory = crowds[index].context.cache.memory().all_layers();
             let row = format!(
-                "| {} | {count} | {:.2} MiB | {step:.2} | {:.1} | {layers:.2} | {cache:.2} | {head:.2} | {:.0} % |\n",
+                "| {} | {count} | {:.2} MiB | {step:.2} | {:.1} | {parts} |\n",
                 options.formats[index].name,
                 mib(memory.total() - memory.slack),
-                f64::from(count) * 1e3 / step,
-                100.0 * cache / (layers + cache + head)
+                f64::from(count) * 1e3 / step
             );
             print!("{row}");
             table += &row;
@@ -147,7 +157,7 @@ pub fn timings(model: &Model, sampler: &Sampler, crowds: &mut [Crowd], steps: us
     }
     let timing = |(mut walls, mut parts): (Vec<f64>, [Vec<f64>; 3])| Timing {
         step: median(&mut walls),
-        parts: parts.each_mut().map(|times| median(times)),
+        parts: (!parts[0].is_empty()).then(|| parts.each_mut().map(|times| median(times))),
     };
     Ok(walls.into_iter().zip(parts).map(timing).collect())
 }
