@@ -22,50 +22,10 @@ struct Choice {
 @group(0) @binding(1) var<storage, read> choices: array<Choice>;
 @group(0) @binding(2) var<storage, read_write> chosen: array<u32>;
 
-const SIZE = 256u;
-const FOURS = VOCABULARY / 4u;
-
-var<workgroup> sh_numbers: array<f32, SIZE>;
-var<workgroup> sh_tokens: array<u32, SIZE>;
-
 /// Integers in the order of the floats.
 fn keys(x: vec4<f32>) -> vec4<u32> {
     let bits = bitcast<vec4<u32>>(x);
     return select(bits | vec4<u32>(0x80000000u), ~bits, (bits >> vec4<u32>(31u)) == vec4<u32>(1u));
-}
-
-/// Sum over the workgroup.
-fn total(local: u32, x: f32) -> f32 {
-    workgroupBarrier();
-    sh_numbers[local] = x;
-    workgroupBarrier();
-    for (var half = SIZE / 2u; half > 0u; half /= 2u) {
-        if (local < half) {
-            sh_numbers[local] += sh_numbers[local + half];
-        }
-        workgroupBarrier();
-    }
-    return workgroupUniformLoad(&sh_numbers[0]);
-}
-
-/// The token with the largest number, the first among equals; and its number.
-fn largest(local: u32, x: f32, token: u32) -> vec2<u32> {
-    workgroupBarrier();
-    sh_numbers[local] = x;
-    sh_tokens[local] = token;
-    workgroupBarrier();
-    for (var half = SIZE / 2u; half > 0u; half /= 2u) {
-        if (local < half) {
-            let other = sh_numbers[local + half];
-            let mine = sh_numbers[local];
-            if (other > mine || (other == mine && sh_tokens[local + half] < sh_tokens[local])) {
-                sh_numbers[local] = other;
-                sh_tokens[local] = sh_tokens[local + half];
-            }
-        }
-        workgroupBarrier();
-    }
-    return vec2<u32>(workgroupUniformLoad(&sh_tokens[0]), bitcast<u32>(workgroupUniformLoad(&sh_numbers[0])));
 }
 
 /// What the tokens whose key is at least `threshold` hold: their number if `counts`, else their part of the softmax, not normalized.
@@ -111,21 +71,14 @@ fn noise(seed: u32, token: u32) -> f32 {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let first = group.x * FOURS;
     let choice = choices[group.x];
-    var best = -3.0e38;
-    var token = 0u;
+    var mine = NOTHING;
     for (var i = local; i < FOURS; i += SIZE) {
-        let x = logits[first + i];
-        for (var c = 0u; c < 4u; c++) {
-            if (x[c] > best) {
-                best = x[c];
-                token = 4u * i + c;
-            }
-        }
+        mine = better(mine, logits[first + i], 4u * i);
     }
-    let top = largest(local, best, token);
+    let top = largest(local, mine);
     let random = choice.temperature > 0.0;
     let temperature = select(1.0, choice.temperature, random);
-    let highest = bitcast<f32>(top.y);
+    let highest = top.value;
     // All invocations have read the same choice, so the branches below are uniform.
     var threshold = 0u;
     if (random && choice.top_k > 0u) {
@@ -135,21 +88,21 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let all = held(local, first, threshold, false, highest, temperature);
         threshold = find(local, first, threshold, choice.top_p * all, false, highest, temperature);
     }
-    best = -3.0e38;
-    token = top.x;
+    mine = NOTHING;
     for (var i = local; i < FOURS; i += SIZE) {
         let x = logits[first + i];
+        let token = 4u * i;
+        let noises = vec4<f32>(
+            noise(choice.seed, token),
+            noise(choice.seed, token + 1u),
+            noise(choice.seed, token + 2u),
+            noise(choice.seed, token + 3u),
+        );
         let inside = keys(x) >= vec4<u32>(threshold);
-        for (var c = 0u; c < 4u; c++) {
-            let score = (x[c] - highest) / temperature + noise(choice.seed, 4u * i + c);
-            if (inside[c] && score > best) {
-                best = score;
-                token = 4u * i + c;
-            }
-        }
+        mine = better(mine, select(vec4<f32>(NOTHING.value), (x - highest) / temperature + noises, inside), token);
     }
-    let drawn = largest(local, best, token);
+    let drawn = largest(local, mine);
     if (local == 0u) {
-        chosen[group.x] = select(top.x, drawn.x, random);
+        chosen[group.x] = select(top.token, drawn.token, random);
     }
 }

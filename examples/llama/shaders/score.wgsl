@@ -20,62 +20,11 @@ struct Score {
 @group(0) @binding(2) var<storage, read> targets: array<u32>;
 @group(0) @binding(3) var<storage, read_write> scores: array<Score>;
 
-const SIZE = 256u;
-const FOURS = VOCABULARY / 4u;
-
-var<workgroup> sh_numbers: array<f32, SIZE>;
-var<workgroup> sh_tokens: array<u32, SIZE>;
-
-fn total(local: u32, x: f32) -> f32 {
-    workgroupBarrier();
-    sh_numbers[local] = x;
-    workgroupBarrier();
-    for (var half = SIZE / 2u; half > 0u; half /= 2u) {
-        if (local < half) {
-            sh_numbers[local] += sh_numbers[local + half];
-        }
-        workgroupBarrier();
-    }
-    return sh_numbers[0];
-}
-
-struct Top { value: f32, token: u32 }
-
-/// The largest over the workgroup, the first among equals.
-fn largest(local: u32, mine: Top) -> Top {
-    workgroupBarrier();
-    sh_numbers[local] = mine.value;
-    sh_tokens[local] = mine.token;
-    workgroupBarrier();
-    for (var half = SIZE / 2u; half > 0u; half /= 2u) {
-        if (local < half) {
-            let a = sh_numbers[local];
-            let b = sh_numbers[local + half];
-            if (b > a || (b == a && sh_tokens[local + half] < sh_tokens[local])) {
-                sh_numbers[local] = b;
-                sh_tokens[local] = sh_tokens[local + half];
-            }
-        }
-        workgroupBarrier();
-    }
-    return Top(sh_numbers[0], sh_tokens[0]);
-}
-
-fn better(top: Top, x: vec4<f32>, token: u32) -> Top {
-    var result = top;
-    for (var c = 0u; c < 4u; c++) {
-        if (x[c] > result.value) {
-            result = Top(x[c], token + c);
-        }
-    }
-    return result;
-}
-
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let first = group.x * FOURS;
-    var mine = Top(-3.0e38, 0u);
-    var its = Top(-3.0e38, 0u);
+    var mine = NOTHING;
+    var its = NOTHING;
     for (var i = local; i < FOURS; i += SIZE) {
         mine = better(mine, logits[first + i], 4u * i);
         its = better(its, reference[first + i], 4u * i);

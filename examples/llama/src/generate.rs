@@ -57,7 +57,11 @@ impl Sampler {
         let rows = logits.size() / (4 * u64::from(vocabulary));
         let choices = gpu.storage("choices", rows * size_of::<Sampling>() as u64)?;
         let constants = [("VOCABULARY", format!("{vocabulary}u"))];
-        let pipeline = gpu.pipeline("sample", &constants, &[include_str!("../shaders/sample.wgsl")]);
+        let pipeline = gpu.pipeline(
+            "sample",
+            &constants,
+            &[include_str!("../shaders/row.wgsl"), include_str!("../shaders/sample.wgsl")],
+        );
         let kernel = Kernel::new(gpu, &pipeline, &[logits, &choices, tokens]);
         Ok(Sampler { kernel, choices, tokens: tokens.clone() })
     }

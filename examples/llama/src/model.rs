@@ -170,6 +170,9 @@ impl Model {
             // Uploads are copies on their way: after this, the memory that they are staged in is free again.
             gpu.submit(gpu.encoder());
             gpu.wait()?;
+            if layers.last().is_some_and(|layer: &Layer| layer.qkv.rows() != stride) {
+                bail!("queries, keys and values of layer {index} are not {stride} rows");
+            }
             progress(index + 1, shape.layers);
         }
 

@@ -97,6 +97,10 @@ pub struct Product {
 }
 
 impl Product {
+    pub fn rows(&self) -> u32 {
+        self.rows
+    }
+
     pub fn dispatch(&self, pass: &mut wgpu::ComputePass<'_>, tokens: u32) {
         let (kernel, tile) = if tokens <= FEW { &self.few } else { &self.many };
         kernel.dispatch(pass, self.rows.div_ceil(tile.rows), tokens.div_ceil(tile.tokens));

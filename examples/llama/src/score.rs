@@ -37,7 +37,11 @@ impl Scorer {
         let targets = gpu.storage("targets", rows * 4)?;
         let scores = gpu.storage("scores", rows * size_of::<Score>() as u64)?;
         let constants = [("VOCABULARY", format!("{vocabulary}u"))];
-        let pipeline = gpu.pipeline("score", &constants, &[include_str!("../shaders/score.wgsl")]);
+        let pipeline = gpu.pipeline(
+            "score",
+            &constants,
+            &[include_str!("../shaders/row.wgsl"), include_str!("../shaders/score.wgsl")],
+        );
         let kernel = Kernel::new(gpu, &pipeline, &[logits, &reference, &targets, &scores]);
         Ok(Scorer { kernel, logits: logits.clone(), reference, targets, scores, vocabulary })
     }
