@@ -28,7 +28,8 @@ pub fn heat_maps(
     let (cell, left, top) = (64, 70, 70);
     let width = columns.len() as i32 * cell;
     let step = width + 30;
-    let size = (left + step * panels.len() as i32, top + rows.len() as i32 * cell + 40);
+    // At least as wide as the title.
+    let size = ((left + step * panels.len() as i32).max(440), top + rows.len() as i32 * cell + 40);
     let root = SVGBackend::new(path, (size.0 as u32, size.1 as u32)).into_drawing_area();
     root.fill(&WHITE)?;
     root.draw(&Text::new(title, (left, 8), ("sans-serif", 18)))?;
