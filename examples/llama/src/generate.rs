@@ -122,23 +122,22 @@ pub fn generate(
     mut each: impl FnMut(u32) -> Result<bool>,
 ) -> Result<()> {
     let held = context.cache.tokens(sequence)?;
-    let room = model.room.context.saturating_sub(held + prompt.len() as u32);
     if prompt.is_empty() {
         bail!("there is nothing to go on from: the prompt is empty");
     }
-    if u64::from(held) + prompt.len() as u64 > u64::from(model.room.context) {
+    let Some(room) = (model.room.context as usize).checked_sub(held as usize + prompt.len()) else {
         bail!(
             "a prompt of {} tokens after {held} does not fit the context of {}: shorten it, or give --context more",
             prompt.len(),
             model.room.context
         );
-    }
+    };
     let at = |context: &Context| -> Result<Sampling> {
         // Another seed for each position, so that a position's choice does not depend on how it was reached.
         let position = context.cache.tokens(sequence)?;
         Ok(Sampling { seed: sampling.seed ^ position.wrapping_mul(0x9e37_79b9), ..sampling })
     };
-    let limit = limit.min(room + 1);
+    let limit = limit.min(room as u32 + 1);
     if limit == 0 {
         return Ok(());
     }

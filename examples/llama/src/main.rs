@@ -82,17 +82,15 @@ impl ModelOptions {
 
     /// The model and its tokenizer, with a bar that shows how much of it is there.
     fn load(&self, room: Room) -> Result<(Model, Tokenizer)> {
-        let path = self.path()?;
-        let mut file = Gguf::open(&path)?;
+        let mut file = Gguf::open(&self.path()?)?;
         let context = file.shape()?.context;
         let tokenizer = Tokenizer::new(&file)?;
-        drop(file);
         let bar = ProgressBar::new(0).with_message("weights");
         if room.context > context {
             eprintln!("the model was trained for {context} tokens, this asks for {}", room.context);
         }
         let room = Room { context: if room.context == 0 { context } else { room.context }, ..room };
-        let model = Model::load(Gpu::open(self.adapter.as_deref())?, &path, room, |done, all| {
+        let model = Model::load(Gpu::open(self.adapter.as_deref())?, file, room, |done, all| {
             bar.set_length(all.into());
             bar.set_position(done.into());
         })?;

@@ -9,7 +9,6 @@ use kivi_wgpu::{
     CacheConfig, Dtype, KvCache, KvCacheOptions, LayerBinding, LayerIo, SequenceId, SequenceStep, TensorView,
     wgpu,
 };
-use std::path::Path;
 
 /// Tokens that a cache is made for at first; it grows.
 const FIRST_CAPACITY: u32 = 4096;
@@ -106,9 +105,8 @@ pub enum Wanted {
 }
 
 impl Model {
-    /// Reads a file and uploads its weights; `progress` is told how many of how many layers are there.
-    pub fn load(gpu: Gpu, path: &Path, room: Room, mut progress: impl FnMut(u32, u32)) -> Result<Model> {
-        let mut file = Gguf::open(path)?;
+    /// Uploads a file's weights; `progress` is told how many of how many layers are there.
+    pub fn load(gpu: Gpu, mut file: Gguf, room: Room, mut progress: impl FnMut(u32, u32)) -> Result<Model> {
         let shape = file.shape()?;
         // The kernel that multiplies takes tokens by 16.
         let padded = |rows: u32| u64::from(rows.next_multiple_of(16));
@@ -141,7 +139,7 @@ impl Model {
         let mut products = Products::new(&gpu);
         let mut matrix = |file: &mut Gguf, names: &[String], columns: u32, from, to, epilogue: Epilogue| {
             let matrix = Matrix::upload(&gpu, &names[0], &file.rows(names)?, columns)?;
-            products.bind(&matrix, from, to, epilogue)
+            anyhow::Ok(products.bind(&matrix, from, to, epilogue))
         };
         let mut layers = Vec::with_capacity(shape.layers as usize);
         for index in 0..shape.layers {
@@ -187,9 +185,9 @@ impl Model {
         let head = if file.has(&own) {
             let head = Matrix::upload(&gpu, "output", &file.rows(&[own])?, shape.hidden)?;
             rows(&head, shape.vocabulary, "output.weight")?;
-            products.bind(&head, &normed, &logits, Epilogue::Store)?
+            products.bind(&head, &normed, &logits, Epilogue::Store)
         } else {
-            products.bind(&embeddings, &normed, &logits, Epilogue::Store)?
+            products.bind(&embeddings, &normed, &logits, Epilogue::Store)
         };
         let embed = products.gather(&embeddings, &tokens, &stream);
         let final_norm = norm_of(&mut file, "output_norm.weight", &logit_rows)?;

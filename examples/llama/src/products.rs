@@ -132,7 +132,7 @@ impl<'a> Products<'a> {
         from: &wgpu::Buffer,
         to: &wgpu::Buffer,
         epilogue: Epilogue,
-    ) -> Result<Product> {
+    ) -> Product {
         let (finish, source) = match &epilogue {
             Epilogue::Store => ("store", include_str!("../shaders/finish_store.wgsl")),
             Epilogue::Bias(_) => ("bias", include_str!("../shaders/finish_bias.wgsl")),
@@ -164,7 +164,7 @@ impl<'a> Products<'a> {
             let tile = include_str!("../shaders/multiply_tile.wgsl");
             (kernel(&[row], 32, 1), kernel(&[tile], 64, 16))
         };
-        Ok(Product { few, many, rows: matrix.rows })
+        Product { few, many, rows: matrix.rows }
     }
 
     /// `to[token] = row tokens[token] of the matrix`.

@@ -63,7 +63,7 @@ fn products() {
                         1 => Epilogue::Bias(gpu.filled("bias", &bias).unwrap()),
                         _ => Epilogue::Add,
                     };
-                    let product = products.bind(&matrix, &from, &to, finish).unwrap();
+                    let product = products.bind(&matrix, &from, &to, finish);
                     let mut encoder = gpu.encoder();
                     product.dispatch(&mut encoder.begin_compute_pass(&Default::default()), tokens as u32);
                     let got: Vec<f32> =

@@ -63,7 +63,7 @@ fn losses_are_the_reference_losses() {
     let reference = reference();
     let (from, tokens) = (reference.nll_from_position, 320);
     let room = Room { tokens: 64, logits: 64, context: tokens as u32 };
-    let model = Model::load(Gpu::open(None).unwrap(), &path, room, |_, _| {}).unwrap();
+    let model = Model::load(Gpu::open(None).unwrap(), Gguf::open(&path).unwrap(), room, |_, _| {}).unwrap();
     let mut contexts: Vec<_> = ["16", "kivi4", "kivi2"]
         .into_iter()
         .map(|name| {

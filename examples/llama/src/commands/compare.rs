@@ -64,10 +64,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
         context: longest + BESIDES + positions(options.steps),
     };
     let (model, tokenizer) = model.load(room)?;
-    let all = tokenizer.encode(&text(None)?)?;
-    if all.len() < longest as usize {
-        bail!("the text has only {} tokens", all.len());
-    }
+    let all = text(&tokenizer, None, longest as usize)?;
     let formats: Vec<Format> = PARADIGMS.iter().map(|(_, format)| format.parse()).collect::<Result<_>>()?;
     let summaries = measure(&model, &formats, &all[..options.tokens], options.chunk, FROM)?;
 

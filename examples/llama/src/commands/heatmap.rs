@@ -27,11 +27,7 @@ pub struct Options {
 
 pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let (model, tokenizer) = model.load(Room { tokens: 128, logits: 1, context: options.tokens })?;
-    let mut tokens = tokenizer.encode(&text(options.text.as_deref())?)?;
-    if tokens.len() < options.tokens as usize {
-        bail!("the text has only {} tokens", tokens.len());
-    }
-    tokens.truncate(options.tokens as usize);
+    let tokens = text(&tokenizer, options.text.as_deref(), options.tokens as usize)?;
     // A window that holds all of them.
     let sixteen: Format = "16".parse()?;
     let config = sixteen.apply(model.cache_config()).with_residual_window(options.tokens);

@@ -8,10 +8,11 @@ pub mod needle;
 pub mod perplexity;
 pub mod throughput;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use llama::format::Format;
 use llama::generate::Sampling;
 use llama::model::{Context, Model};
+use llama::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
 
 /// How tokens are chosen.
@@ -64,12 +65,18 @@ impl Output {
     }
 }
 
-/// The text of a file, or a part of Jane Austen's Emma.
-pub fn text(path: Option<&Path>) -> Result<String> {
-    match path {
-        Some(path) => std::fs::read_to_string(path).with_context(|| format!("{}", path.display())),
-        None => Ok(include_str!("../../../../tests/data/emma_long.txt").to_string()),
+/// The first `count` tokens of a file, or of a part of Jane Austen's Emma.
+pub fn text(tokenizer: &Tokenizer, path: Option<&Path>, count: usize) -> Result<Vec<u32>> {
+    let text = match path {
+        Some(path) => std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?,
+        None => include_str!("../../../../tests/data/emma_long.txt").to_string(),
+    };
+    let mut tokens = tokenizer.encode(&text)?;
+    if tokens.len() < count {
+        bail!("the text has only {} tokens, {count} are wanted", tokens.len());
     }
+    tokens.truncate(count);
+    Ok(tokens)
 }
 
 /// The middle value; 0 of none.

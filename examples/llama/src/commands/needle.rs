@@ -68,7 +68,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let grid = Grid { lengths: options.lengths, depths: options.depths, trials: options.trials };
     let context = grid.longest() as u32 + BESIDES;
     let (model, tokenizer) = model.load(Room { tokens: options.chunk, logits: 1, context })?;
-    let haystack = tokenizer.encode(&text(options.text.as_deref())?)?;
+    let haystack = text(&tokenizer, options.text.as_deref(), grid.longest())?;
     let formats = Format::after_sixteen(&options.formats)?;
     let bar = ProgressBar::new(grid.cost() * formats.len() as u64)
         .with_style(ProgressStyle::with_template("{bar:40} {pos}/{len} tokens, {eta} left")?);
@@ -114,7 +114,7 @@ pub fn rates(found: &[Vec<Vec<bool>>], exact: &[Vec<Vec<bool>>]) -> (f64, Option
     (part(&found), (!kept.is_empty()).then(|| part(&kept)))
 }
 
-/// Whether each key was found, `[length][depth][trial]`. The text before a key is read once, and forked for each length and trial.
+/// Whether each key was found, `[length][depth][trial]`, in a haystack of at least the longest length. The text before a key is read once, and forked for each length and trial.
 pub fn search(
     model: &Model,
     tokenizer: &Tokenizer,
@@ -123,9 +123,6 @@ pub fn search(
     grid: &Grid,
     mut progress: impl FnMut(u64),
 ) -> Result<Vec<Vec<Vec<bool>>>> {
-    if haystack.len() < grid.longest() {
-        bail!("the text has only {} tokens", haystack.len());
-    }
     let sampler = Sampler::new(model)?;
     let mut context = model.context(&format.apply(model.cache_config()).with_max_sequences(2))?;
     let base = context.cache.create_sequence()?;

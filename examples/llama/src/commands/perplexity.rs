@@ -35,14 +35,10 @@ pub struct Options {
 pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let room = Room { tokens: options.chunk, logits: options.chunk, context: options.tokens as u32 };
     let (model, tokenizer) = model.load(room)?;
-    let mut tokens = tokenizer.encode(&text(options.text.as_deref())?)?;
     if options.tokens <= options.from + 1 {
         bail!("no prediction counts: --tokens must be more than --from, {}, and one", options.from);
     }
-    if tokens.len() < options.tokens {
-        bail!("the text has only {} tokens", tokens.len());
-    }
-    tokens.truncate(options.tokens);
+    let tokens = text(&tokenizer, options.text.as_deref(), options.tokens)?;
     let formats = Format::after_sixteen(&options.formats)?;
     let summaries = measure(&model, &formats, &tokens, options.chunk, options.from)?;
     let mut table = format!(

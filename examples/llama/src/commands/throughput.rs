@@ -84,11 +84,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let room = Room { tokens: options.chunk.max(most), logits: most, context };
     let (model, tokenizer) = model.load(room)?;
     let sampler = Sampler::new(&model)?;
-    let mut tokens = tokenizer.encode(&text(options.text.as_deref())?)?;
-    if tokens.len() < options.context as usize {
-        bail!("the text has only {} tokens", tokens.len());
-    }
-    tokens.truncate(options.context as usize);
+    let tokens = text(&tokenizer, options.text.as_deref(), options.context as usize)?;
 
     let mut crowds = Vec::new();
     for format in &options.formats {
