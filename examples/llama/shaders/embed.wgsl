@@ -4,7 +4,7 @@
 // |---|---|
 // | 0 | tokens, u32 |
 // | 1 | output, f32 [token][COLUMNS] |
-// | 2, 3 | embeddings (weights_*.wgsl), a row per token of the vocabulary |
+// | 2, 3 | embeddings (weights_*.wgsl), a row per token of the vocabulary, from FIRST_ROW on |
 // Grid: COLUMNS / 32 / 16, tokens.
 
 @group(0) @binding(0) var<storage, read> tokens: array<u32>;
@@ -17,10 +17,12 @@ fn store(at: u32, w: Eight) {
 
 @compute @workgroup_size(16)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
-    if (id.x >= COLUMNS / 32u) {
+    // Of this part of the matrix, or a number beyond it.
+    let row = tokens[id.y] - FIRST_ROW;
+    if (id.x >= COLUMNS / 32u || row >= ROWS) {
         return;
     }
-    let w = block_of(min(tokens[id.y], ROWS - 1u), id.x);
+    let w = block_of(row, id.x);
     let at = id.y * (COLUMNS / 4u) + id.x * 8u;
     store(at, part_0(w));
     store(at + 1u, part_1(w));

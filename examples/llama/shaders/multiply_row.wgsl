@@ -27,6 +27,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var slice = 1u; slice < SLICES; slice++) {
             sum += sh_sums[slice * 32u + lane];
         }
-        finish(group.y * ROWS + row, row, sum);
+        finish_row(group.y, row, sum);
     }
 }

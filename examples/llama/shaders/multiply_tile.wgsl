@@ -30,10 +30,10 @@ fn add(sums: Sums, w: Eight, at: u32) -> Sums {
 }
 
 fn finish_four(token: u32, row: u32, sums: vec4<f32>) {
-    finish(token * ROWS + row, row, sums.x);
-    finish((token + 1u) * ROWS + row, row, sums.y);
-    finish((token + 2u) * ROWS + row, row, sums.z);
-    finish((token + 3u) * ROWS + row, row, sums.w);
+    finish_row(token, row, sums.x);
+    finish_row(token + 1u, row, sums.y);
+    finish_row(token + 2u, row, sums.z);
+    finish_row(token + 3u, row, sums.w);
 }
 
 @compute @workgroup_size(64)

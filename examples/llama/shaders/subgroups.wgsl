@@ -57,7 +57,7 @@ fn rows_of(row: u32, block: u32) -> Rows {
 fn finish_rows(token: u32, row: u32, sums: vec4<f32>) {
     for (var i = 0u; i < 4u; i++) {
         if (row + i * APART < ROWS) {
-            finish(token * ROWS + row + i * APART, row + i * APART, sums[i]);
+            finish_row(token, row + i * APART, sums[i]);
         }
     }
 }

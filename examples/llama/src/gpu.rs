@@ -71,10 +71,15 @@ impl Gpu {
         format!("{} ({}, {}{kind})", self.info.name, self.info.backend, self.info.driver_info)
     }
 
+    /// Bytes that a kernel can see of one buffer.
+    pub fn largest_buffer(&self) -> u64 {
+        let limits = self.device.limits();
+        limits.max_storage_buffer_binding_size.min(limits.max_buffer_size)
+    }
+
     /// An empty buffer that kernels read and write.
     pub fn storage(&self, label: &str, bytes: u64) -> Result<wgpu::Buffer> {
-        let limits = self.device.limits();
-        let limit = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
+        let limit = self.largest_buffer();
         if bytes > limit {
             bail!(
                 "{label} needs {bytes} bytes, and {} allows {limit} in one buffer: choose a smaller model, context or chunk",

@@ -2,7 +2,7 @@
 
 use crate::gguf::{Gguf, RopePairs, Shape};
 use crate::gpu::Gpu;
-use crate::products::{Epilogue, Matrix, Product, Products};
+use crate::products::{Epilogue, Gather, Matrix, Product, Products};
 use crate::profile::{Part, Profile, Segments};
 use anyhow::{Result, bail};
 use kivi_wgpu::{
@@ -63,7 +63,7 @@ pub struct Model {
     pub gpu: Gpu,
     pub shape: Shape,
     pub room: Room,
-    embed: Kernel,
+    embed: Gather,
     layers: Vec<Layer>,
     rope: Kernel,
     swiglu: Kernel,
@@ -287,7 +287,7 @@ impl Model {
         let mut step = context.cache.begin_step(encoder, &steps)?;
         let mut segments = Segments::new(encoder, profile);
         let shape = &self.shape;
-        self.embed.dispatch(segments.pass(Part::Model), (shape.hidden / 32).div_ceil(16), count);
+        self.embed.dispatch(segments.pass(Part::Model), count);
         let turned = (shape.query_heads + shape.kv_heads) * shape.head_dim / 2;
         for (index, layer) in self.layers.iter().enumerate() {
             let pass = segments.pass(Part::Model);

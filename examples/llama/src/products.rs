@@ -17,58 +17,82 @@ struct Tile {
     tokens: u32,
 }
 
-/// Rows of weights on the GPU.
+/// Rows of weights on the GPU: in as many parts as bindings need.
 pub struct Matrix {
-    weights: wgpu::Buffer,
-    /// Scales and minima of weights in 4 bits.
-    scales: Option<wgpu::Buffer>,
+    parts: Vec<Part>,
     rows: u32,
     columns: u32,
 }
 
+/// Some rows of a matrix.
+struct Part {
+    weights: wgpu::Buffer,
+    /// Scales and minima of weights in 4 bits.
+    scales: Option<wgpu::Buffer>,
+    first: u32,
+    rows: u32,
+}
+
 impl Matrix {
-    /// Of rows of so many columns, turned so that neighbouring rows are neighbours in memory (shaders/weights_*.wgsl).
+    /// Of rows of so many columns.
     pub fn upload(gpu: &Gpu, label: &str, weights: &Weights, columns: u32) -> Result<Matrix> {
-        let blocks = columns as usize / 32;
-        let (rows, weights, scales) = match weights {
-            Weights::Four(words) => {
-                let rows = words.len() / (blocks * 5);
-                let (mut codes, mut scales) = (vec![[0; 4]; rows * blocks], vec![0; rows * blocks]);
-                for (index, block) in words.chunks_exact(5).enumerate() {
-                    let at = index % blocks * rows + index / blocks;
-                    scales[at] = block[0];
-                    codes[at].copy_from_slice(&block[1..]);
-                }
-                (rows, gpu.filled(label, &codes)?, Some(gpu.filled("scales", &scales)?))
-            }
-            Weights::Sixteen(words) => {
-                let rows = words.len() / (blocks * 16);
-                let mut parts = vec![[0; 4]; rows * blocks * 4];
-                for (index, block) in words.chunks_exact(16).enumerate() {
-                    for part in 0..4 {
-                        // A word has two columns.
-                        let (low, high) = (2 * part, 2 * part + 8);
-                        let at = (index % blocks * 4 + part) * rows + index / blocks;
-                        parts[at] = [block[low], block[low + 1], block[high], block[high + 1]];
-                    }
-                }
-                (rows, gpu.filled(label, &parts)?, None)
-            }
+        let bytes = match weights {
+            Weights::Four(_) => columns / 2,
+            Weights::Sixteen(_) => 2 * columns,
         };
-        Ok(Matrix { weights, scales, rows: rows as u32, columns })
+        let rows = gpu.largest_buffer() / u64::from(bytes);
+        Matrix::in_parts(gpu, label, weights, columns, rows.clamp(1, u64::from(u32::MAX)) as u32)
+    }
+
+    /// In parts of so many rows, for adapters whose bindings are small.
+    pub fn in_parts(
+        gpu: &Gpu,
+        label: &str,
+        weights: &Weights,
+        columns: u32,
+        most_rows: u32,
+    ) -> Result<Matrix> {
+        let (words, block) = match weights {
+            Weights::Four(words) => (words, 5),
+            Weights::Sixteen(words) => (words, 16),
+        };
+        let row = columns as usize / 32 * block;
+        let rows = (words.len() / row) as u32;
+        let mut parts = Vec::new();
+        for first in (0..rows).step_by(most_rows as usize) {
+            let end = rows.min(first.saturating_add(most_rows));
+            let words = &words[first as usize * row..end as usize * row];
+            let (weights, scales) = match weights {
+                Weights::Four(_) => {
+                    let (codes, scales) = turn_four(words, columns);
+                    (gpu.filled(label, &codes)?, Some(gpu.filled("scales", &scales)?))
+                }
+                Weights::Sixteen(_) => (gpu.filled(label, &turn_sixteen(words, columns))?, None),
+            };
+            parts.push(Part { weights, scales, first, rows: end - first });
+        }
+        Ok(Matrix { parts, rows, columns })
     }
 
     pub fn rows(&self) -> u32 {
         self.rows
     }
 
+    fn constants(&self, part: &Part) -> [(&'static str, String); 4] {
+        let constants = [
+            ("ROWS", part.rows),
+            ("COLUMNS", self.columns),
+            ("FIRST_ROW", part.first),
+            ("ALL_ROWS", self.rows),
+        ];
+        constants.map(|(name, value)| (name, format!("{value}u")))
+    }
+}
+
+impl Part {
     /// Its buffers and their bindings.
     fn buffers(&self) -> impl Iterator<Item = (u32, &wgpu::Buffer)> {
         [(2, &self.weights)].into_iter().chain(self.scales.iter().map(|scales| (3, scales)))
-    }
-
-    fn constants(&self) -> [(&'static str, String); 2] {
-        [("ROWS", format!("{}u", self.rows)), ("COLUMNS", format!("{}u", self.columns))]
     }
 
     fn piece(&self) -> &'static str {
@@ -78,6 +102,35 @@ impl Matrix {
             include_str!("../shaders/weights_sixteen.wgsl")
         }
     }
+}
+
+/// Codes and scales of rows, turned so that neighbouring rows are neighbours in memory (shaders/weights_four.wgsl).
+fn turn_four(words: &[u32], columns: u32) -> (Vec<[u32; 4]>, Vec<u32>) {
+    let blocks = columns as usize / 32;
+    let rows = words.len() / (blocks * 5);
+    let (mut codes, mut scales) = (vec![[0; 4]; rows * blocks], vec![0; rows * blocks]);
+    for (index, block) in words.chunks_exact(5).enumerate() {
+        let at = index % blocks * rows + index / blocks;
+        scales[at] = block[0];
+        codes[at].copy_from_slice(&block[1..]);
+    }
+    (codes, scales)
+}
+
+/// Weights of rows, turned likewise (shaders/weights_sixteen.wgsl).
+fn turn_sixteen(words: &[u32], columns: u32) -> Vec<[u32; 4]> {
+    let blocks = columns as usize / 32;
+    let rows = words.len() / (blocks * 16);
+    let mut parts = vec![[0; 4]; rows * blocks * 4];
+    for (index, block) in words.chunks_exact(16).enumerate() {
+        for part in 0..4 {
+            // A word has two columns.
+            let (low, high) = (2 * part, 2 * part + 8);
+            let at = (index % blocks * 4 + part) * rows + index / blocks;
+            parts[at] = [block[low], block[low + 1], block[high], block[high + 1]];
+        }
+    }
+    parts
 }
 
 /// What becomes of a product.
@@ -91,6 +144,11 @@ pub enum Epilogue {
 
 /// A matrix bound to input and output.
 pub struct Product {
+    parts: Vec<ProductPart>,
+    rows: u32,
+}
+
+struct ProductPart {
     few: (Kernel, Tile),
     many: (Kernel, Tile),
     rows: u32,
@@ -102,8 +160,22 @@ impl Product {
     }
 
     pub fn dispatch(&self, pass: &mut wgpu::ComputePass<'_>, tokens: u32) {
-        let (kernel, tile) = if tokens <= FEW { &self.few } else { &self.many };
-        kernel.dispatch(pass, self.rows.div_ceil(tile.rows), tokens.div_ceil(tile.tokens));
+        for part in &self.parts {
+            let (kernel, tile) = if tokens <= FEW { &part.few } else { &part.many };
+            kernel.dispatch(pass, part.rows.div_ceil(tile.rows), tokens.div_ceil(tile.tokens));
+        }
+    }
+}
+
+/// Rows of a matrix by their numbers.
+pub struct Gather {
+    parts: Vec<Kernel>,
+    columns: u32,
+}
+
+impl Gather {
+    pub fn dispatch(&self, pass: &mut wgpu::ComputePass<'_>, tokens: u32) {
+        self.parts.iter().for_each(|part| part.dispatch(pass, (self.columns / 32).div_ceil(16), tokens));
     }
 }
 
@@ -138,40 +210,48 @@ impl<'a> Products<'a> {
             Epilogue::Bias(_) => ("bias", include_str!("../shaders/finish_bias.wgsl")),
             Epilogue::Add => ("add", include_str!("../shaders/finish_add.wgsl")),
         };
-        let mut buffers = vec![(0, from), (1, to)];
-        buffers.extend(matrix.buffers());
-        if let Epilogue::Bias(bias) = &epilogue {
-            buffers.push((4, bias));
-        }
-        let mut kernel = |main: &[&str], rows_at_once, tokens| {
-            let Matrix { rows, columns, scales, .. } = matrix;
-            let bits = if scales.is_some() { 4 } else { 16 };
-            let label = format!("{rows} rows of {columns} in {bits} bits, {tokens} tokens, {finish}");
-            let pipeline = self.pipelines.entry(label).or_insert_with_key(|label| {
-                let mut pieces = vec![include_str!("../shaders/products.wgsl"), matrix.piece(), source];
-                pieces.extend(main);
-                self.gpu.pipeline(label, &matrix.constants(), &pieces)
-            });
-            (Kernel::numbered(self.gpu, pipeline, &buffers), Tile { rows: rows_at_once, tokens })
-        };
-        let (few, many) = if self.shuffles {
-            let shared = include_str!("../shaders/subgroups.wgsl");
-            let row = include_str!("../shaders/multiply_row_subgroups.wgsl");
-            let tile = include_str!("../shaders/multiply_tile_subgroups.wgsl");
-            (kernel(&[shared, row], 64, 1), kernel(&[shared, tile], 128, 8))
-        } else {
-            let row = include_str!("../shaders/multiply_row.wgsl");
-            let tile = include_str!("../shaders/multiply_tile.wgsl");
-            (kernel(&[row], 32, 1), kernel(&[tile], 64, 16))
-        };
-        Product { few, many, rows: matrix.rows }
+        let parts = matrix.parts.iter().map(|part| {
+            let mut buffers = vec![(0, from), (1, to)];
+            buffers.extend(part.buffers());
+            if let Epilogue::Bias(bias) = &epilogue {
+                buffers.push((4, bias));
+            }
+            let mut kernel = |main: &[&str], rows_at_once, tokens| {
+                let (Matrix { rows: all, columns, .. }, Part { scales, first, rows, .. }) = (matrix, part);
+                let bits = if scales.is_some() { 4 } else { 16 };
+                let label = format!(
+                    "{rows} of {all} rows from {first}, {columns} columns in {bits} bits, {tokens} tokens, {finish}"
+                );
+                let pipeline = self.pipelines.entry(label).or_insert_with_key(|label| {
+                    let mut pieces = vec![include_str!("../shaders/products.wgsl"), part.piece(), source];
+                    pieces.extend(main);
+                    self.gpu.pipeline(label, &matrix.constants(part), &pieces)
+                });
+                (Kernel::numbered(self.gpu, pipeline, &buffers), Tile { rows: rows_at_once, tokens })
+            };
+            let (few, many) = if self.shuffles {
+                let shared = include_str!("../shaders/subgroups.wgsl");
+                let row = include_str!("../shaders/multiply_row_subgroups.wgsl");
+                let tile = include_str!("../shaders/multiply_tile_subgroups.wgsl");
+                (kernel(&[shared, row], 64, 1), kernel(&[shared, tile], 128, 8))
+            } else {
+                let row = include_str!("../shaders/multiply_row.wgsl");
+                let tile = include_str!("../shaders/multiply_tile.wgsl");
+                (kernel(&[row], 32, 1), kernel(&[tile], 64, 16))
+            };
+            ProductPart { few, many, rows: part.rows }
+        });
+        Product { parts: parts.collect(), rows: matrix.rows }
     }
 
     /// `to[token] = row tokens[token] of the matrix`.
-    pub fn gather(&self, matrix: &Matrix, tokens: &wgpu::Buffer, to: &wgpu::Buffer) -> Kernel {
-        let pieces = [matrix.piece(), include_str!("../shaders/embed.wgsl")];
-        let pipeline = self.gpu.pipeline("embed", &matrix.constants(), &pieces);
-        let buffers: Vec<_> = [(0, tokens), (1, to)].into_iter().chain(matrix.buffers()).collect();
-        Kernel::numbered(self.gpu, &pipeline, &buffers)
+    pub fn gather(&self, matrix: &Matrix, tokens: &wgpu::Buffer, to: &wgpu::Buffer) -> Gather {
+        let parts = matrix.parts.iter().map(|part| {
+            let pieces = [part.piece(), include_str!("../shaders/embed.wgsl")];
+            let pipeline = self.gpu.pipeline("embed", &matrix.constants(part), &pieces);
+            let buffers: Vec<_> = [(0, tokens), (1, to)].into_iter().chain(part.buffers()).collect();
+            Kernel::numbered(self.gpu, &pipeline, &buffers)
+        });
+        Gather { parts: parts.collect(), columns: matrix.columns }
     }
 }

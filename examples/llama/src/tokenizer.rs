@@ -43,8 +43,10 @@ impl Tokenizer {
             "gpt2" => {
                 model["merges"] = json!(strings(file, "tokenizer.ggml.merges")?);
                 decoder = byte_level(true);
-                (normalizer, pre_tokenizer) = match file.string("tokenizer.ggml.pre").unwrap_or("default") {
-                    "default" | "gpt-2" => (Value::Null, byte_level(true)),
+                // Old converters have not written it: how the model was trained to split words is unknown then.
+                let splits = file.string("tokenizer.ggml.pre")?;
+                (normalizer, pre_tokenizer) = match splits {
+                    "gpt-2" => (Value::Null, byte_level(true)),
                     "smollm" => {
                         let digits = json!({ "type": "Digits", "individual_digits": true });
                         (Value::Null, sequence(vec![digits, byte_level(true)]))

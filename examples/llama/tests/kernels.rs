@@ -39,22 +39,22 @@ fn floats(random: &mut StdRng, count: usize) -> Vec<f32> {
     (0..count).map(|_| random.random_range(-1.0..1.0)).collect()
 }
 
-/// All kernels, both kinds of weights, all epilogues, rows and tokens that fill no tile.
+/// All kernels, both kinds of weights, whole and in parts, all epilogues, rows and tokens that fill no tile.
 #[test]
 fn products() {
     let gpu = Gpu::open(None).unwrap();
     let random = &mut StdRng::seed_from_u64(1);
     let (rows, columns) = (84, 96);
-    for four in [true, false] {
+    let mut both = [("chosen", Products::new(&gpu)), ("portable", Products::portable(&gpu))];
+    for (four, parts) in [(true, 1), (false, 1), (true, 3), (false, 2)] {
         let (stored, values) = weights(random, four, rows, columns);
-        let matrix = Matrix::upload(&gpu, "matrix", &stored, columns as u32).unwrap();
+        let most_rows = (rows as u32).div_ceil(parts);
+        let matrix = Matrix::in_parts(&gpu, "matrix", &stored, columns as u32, most_rows).unwrap();
         for tokens in [1, 3, 5, 17] {
             let input = floats(random, 32 * columns);
             let before = floats(random, 32 * rows);
             let bias = floats(random, rows);
-            for (name, mut products) in
-                [("chosen", Products::new(&gpu)), ("portable", Products::portable(&gpu))]
-            {
+            for (name, products) in &mut both {
                 for epilogue in 0..3 {
                     let from = gpu.filled("input", &input).unwrap();
                     let to = gpu.filled("output", &before).unwrap();
@@ -83,11 +83,34 @@ fn products() {
                             };
                         assert!(
                             (f64::from(got) - expected).abs() < 2e-5,
-                            "{name}, four bits {four}, {tokens} tokens, epilogue {epilogue}, row {row}: {got}, {expected}"
+                            "{name}, four bits {four}, {parts} parts, {tokens} tokens, epilogue {epilogue}, row {row}: {got}, {expected}"
                         );
                     }
                 }
             }
+        }
+    }
+}
+
+/// Rows by their numbers, of a matrix in parts.
+#[test]
+fn embeddings() {
+    let gpu = Gpu::open(None).unwrap();
+    let random = &mut StdRng::seed_from_u64(2);
+    let (rows, columns) = (84, 96);
+    for four in [true, false] {
+        let (stored, values) = weights(random, four, rows, columns);
+        let matrix = Matrix::in_parts(&gpu, "matrix", &stored, columns as u32, 30).unwrap();
+        let tokens = [0, 29, 30, 59, 60, 83, 7, 30u32];
+        let numbers = gpu.filled("tokens", &tokens).unwrap();
+        let to = gpu.storage("output", (tokens.len() * columns * 4) as u64).unwrap();
+        let gather = Products::new(&gpu).gather(&matrix, &numbers, &to);
+        let mut encoder = gpu.encoder();
+        gather.dispatch(&mut encoder.begin_compute_pass(&Default::default()), tokens.len() as u32);
+        let got: Vec<f32> = gpu.submit_and_read(encoder, &to, 0..to.size()).unwrap();
+        for (token, got) in tokens.iter().zip(got.chunks_exact(columns)) {
+            let row = &values[*token as usize * columns..][..columns];
+            assert!(got.iter().zip(row).all(|(got, expected)| (got - expected).abs() < 1e-6), "row {token}");
         }
     }
 }
