@@ -4,10 +4,6 @@
 const SLICES = 8u;
 var<workgroup> sh_sums: array<f32, 256>;
 
-fn product(w: Eight, at: u32) -> f32 {
-    return dot(w.low, input[at]) + dot(w.high, input[at + 4u]);
-}
-
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let lane = local % 32u;

@@ -5,10 +5,6 @@
 /// Inputs of a token, in vec4.
 const TOKEN = COLUMNS / 4u;
 
-fn product(w: Eight, at: u32) -> f32 {
-    return dot(w.low, input[at]) + dot(w.high, input[at + 4u]);
-}
-
 fn products(w: Eight, at: u32) -> vec4<f32> {
     return vec4<f32>(
         product(w, at),

@@ -12,6 +12,11 @@
 @group(0) @binding(0) var<storage, read> input: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read_write> output: array<f32>;
 
+/// Of eight columns and the inputs from `at` on.
+fn product(w: Eight, at: u32) -> f32 {
+    return dot(w.low, input[at]) + dot(w.high, input[at + 4u]);
+}
+
 /// Rows are counted within a part of the matrix; the part's first row is FIRST_ROW of ALL_ROWS.
 fn finish_row(token: u32, row: u32, sum: f32) {
     finish(token * ALL_ROWS + FIRST_ROW + row, FIRST_ROW + row, sum);

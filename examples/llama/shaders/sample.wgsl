@@ -88,6 +88,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let all = held(local, first, threshold, false, highest, temperature);
         threshold = find(local, first, threshold, choice.top_p * all, false, highest, temperature);
     }
+    // The most likely token is a candidate in any case.
+    threshold = min(threshold, keys(vec4<f32>(highest)).x);
     mine = NOTHING;
     for (var i = local; i < FOURS; i += SIZE) {
         let x = logits[first + i];

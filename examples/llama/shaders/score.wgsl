@@ -12,7 +12,7 @@ struct Score {
     loss: f32, // -ln p(target), natural logarithm
     divergence: f32, // KL(reference ‖ logits)
     agrees: f32, // 1 if both rank the same token first
-    rank_one: f32, // 1 if the target is ranked first
+    right: f32, // 1 if the target is ranked first
 }
 
 @group(0) @binding(0) var<storage, read> logits: array<vec4<f32>>;

@@ -1,6 +1,6 @@
 //! Prompts, sampling and the loop of decoding.
 
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, Reading};
 use crate::model::{Context, Input, Kernel, Model, Wanted};
 use anyhow::{Result, bail};
 use kivi_wgpu::{SequenceId, wgpu};
@@ -31,21 +31,6 @@ pub struct Sampler {
     tokens: wgpu::Buffer,
 }
 
-/// Tokens on their way to the host.
-pub struct Sampled {
-    buffer: wgpu::Buffer,
-    submission: wgpu::SubmissionIndex,
-}
-
-impl Sampled {
-    /// Waits for them.
-    pub fn wait(self, gpu: &Gpu) -> Result<Vec<u32>> {
-        let poll = wgpu::PollType::Wait { submission_index: Some(self.submission), timeout: None };
-        gpu.device.poll(poll)?;
-        Ok(bytemuck::pod_collect_to_vec(&self.buffer.slice(..).get_mapped_range()?))
-    }
-}
-
 impl Sampler {
     /// For a model's logits.
     pub fn new(model: &Model) -> Result<Sampler> {
@@ -67,13 +52,10 @@ impl Sampler {
     }
 
     /// Submits the encoder of a step that has left a row of logits per choice. Each chosen token stays on the GPU as that row's next input, and is on its way to the host.
-    pub fn submit(&self, gpu: &Gpu, mut encoder: wgpu::CommandEncoder, choices: &[Sampling]) -> Sampled {
+    pub fn submit(&self, gpu: &Gpu, mut encoder: wgpu::CommandEncoder, choices: &[Sampling]) -> Reading<u32> {
         gpu.queue.write_buffer(&self.choices, 0, bytemuck::cast_slice(choices));
         self.kernel.dispatch(&mut encoder.begin_compute_pass(&Default::default()), choices.len() as u32, 1);
-        let buffer = gpu.readable(choices.len() as u64 * 4);
-        encoder.copy_buffer_to_buffer(&self.tokens, 0, &buffer, 0, buffer.size());
-        encoder.map_buffer_on_submit(&buffer, wgpu::MapMode::Read, .., |_| {});
-        Sampled { buffer, submission: gpu.queue.submit([encoder.finish()]) }
+        gpu.submit_and_read(encoder, &self.tokens, 0..choices.len() as u64 * 4)
     }
 }
 

@@ -47,6 +47,11 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// Width of the fused queries, keys and values of a token.
+    pub fn qkv(&self) -> u32 {
+        (self.query_heads + 2 * self.kv_heads) * self.head_dim
+    }
+
     /// Bytes of a token's keys and values in 16 bits, of all layers.
     pub fn token_bytes(&self) -> u64 {
         4 * u64::from(self.layers * self.kv_heads * self.head_dim)
@@ -157,7 +162,7 @@ impl Gguf {
         };
         // Llama 3 divides each frequency by a factor of its own.
         if self.has("rope_freqs.weight") {
-            let factors = self.floats("rope_freqs.weight")?;
+            let factors = self.floats("rope_freqs.weight", head_dim / 2)?;
             shape.frequencies.iter_mut().zip(factors).for_each(|(frequency, factor)| *frequency /= factor);
         }
         for (what, columns) in [
@@ -175,17 +180,24 @@ impl Gguf {
         Ok(shape)
     }
 
-    /// A tensor in f32.
-    pub fn floats(&mut self, name: &str) -> Result<Vec<f32>> {
+    /// A tensor of so many numbers, in f32.
+    pub fn floats(&mut self, name: &str, count: u32) -> Result<Vec<f32>> {
         let tensor = self.content.tensor(&mut self.file, name, &Device::Cpu)?;
+        if tensor.shape().elem_count() != count as usize {
+            bail!("{name} has the shape {:?}, {count} numbers are expected", tensor.shape());
+        }
         Ok(tensor.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1()?)
     }
 
-    /// The rows of several matrices with the same number of columns, one after the other: in 4 bits if all of them are blocks of 4 bits, else in f16.
-    pub fn rows(&mut self, names: &[String]) -> Result<Weights> {
+    /// The rows of several matrices with so many columns, one after the other: in 4 bits if all of them are blocks of 4 bits, else in f16.
+    pub fn rows(&mut self, names: &[String], columns: u32) -> Result<Weights> {
         let mut tensors = Vec::with_capacity(names.len());
         for name in names {
-            tensors.push(self.content.tensor(&mut self.file, name, &Device::Cpu)?);
+            let tensor = self.content.tensor(&mut self.file, name, &Device::Cpu)?;
+            match tensor.shape().dims() {
+                [_, width] if *width == columns as usize => tensors.push(tensor),
+                other => bail!("{name} has the shape {other:?}, rows of {columns} columns are expected"),
+            }
         }
         if tensors.iter().all(|t| matches!(t.dtype(), GgmlDType::Q4_0 | GgmlDType::Q4_1)) {
             let mut words = Vec::new();

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use kivi_wgpu::{KvCache, wgpu};
+use std::marker::PhantomData;
 use std::ops::Range;
 use wgpu::BufferUsages as Usage;
 
@@ -9,6 +10,22 @@ pub struct Gpu {
     pub device: wgpu::Device,
     pub queue: wgpu::Queue,
     pub info: wgpu::AdapterInfo,
+}
+
+/// Content of a buffer on its way to the host.
+pub struct Reading<T> {
+    mapped: wgpu::Buffer,
+    submission: wgpu::SubmissionIndex,
+    content: PhantomData<T>,
+}
+
+impl<T: bytemuck::Pod> Reading<T> {
+    /// Waits for it, not for what was submitted later.
+    pub fn wait(self, gpu: &Gpu) -> Result<Vec<T>> {
+        let poll = wgpu::PollType::Wait { submission_index: Some(self.submission), timeout: None };
+        gpu.device.poll(poll)?;
+        Ok(bytemuck::pod_collect_to_vec(&self.mapped.slice(..).get_mapped_range()?))
+    }
 }
 
 impl Gpu {
@@ -77,8 +94,8 @@ impl Gpu {
         limits.max_storage_buffer_binding_size.min(limits.max_buffer_size)
     }
 
-    /// An empty buffer that kernels read and write.
-    pub fn storage(&self, label: &str, bytes: u64) -> Result<wgpu::Buffer> {
+    /// Whether a buffer of so many bytes is possible.
+    pub fn check(&self, label: &str, bytes: u64) -> Result<()> {
         let limit = self.largest_buffer();
         if bytes > limit {
             bail!(
@@ -86,6 +103,12 @@ impl Gpu {
                 self.info.name
             );
         }
+        Ok(())
+    }
+
+    /// An empty buffer that kernels read and write.
+    pub fn storage(&self, label: &str, bytes: u64) -> Result<wgpu::Buffer> {
+        self.check(label, bytes)?;
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some(label),
@@ -159,30 +182,23 @@ impl Gpu {
         self.queue.submit([encoder.finish()]);
     }
 
-    /// A buffer that the host can map.
-    pub fn readable(&self, bytes: u64) -> wgpu::Buffer {
-        self.device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some("read back"),
-            size: bytes,
-            usage: Usage::COPY_DST | Usage::MAP_READ,
-            mapped_at_creation: false,
-        })
-    }
-
-    /// What `encoder` leaves at `bytes` of a buffer. Submits and waits.
+    /// Submits `encoder`, and has what it leaves at `bytes` of a buffer brought to the host.
     pub fn submit_and_read<T: bytemuck::Pod>(
         &self,
         mut encoder: wgpu::CommandEncoder,
         buffer: &wgpu::Buffer,
         bytes: Range<u64>,
-    ) -> Result<Vec<T>> {
-        let target = self.readable(bytes.end - bytes.start);
-        encoder.copy_buffer_to_buffer(buffer, bytes.start, &target, 0, target.size());
-        encoder.map_buffer_on_submit(&target, wgpu::MapMode::Read, .., |_| {});
-        self.submit(encoder);
-        self.wait()?;
-        let mapped = target.slice(..).get_mapped_range()?;
-        Ok(bytemuck::pod_collect_to_vec(&mapped))
+    ) -> Reading<T> {
+        let mapped = self.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("read back"),
+            size: bytes.end - bytes.start,
+            usage: Usage::COPY_DST | Usage::MAP_READ,
+            mapped_at_creation: false,
+        });
+        encoder.copy_buffer_to_buffer(buffer, bytes.start, &mapped, 0, mapped.size());
+        encoder.map_buffer_on_submit(&mapped, wgpu::MapMode::Read, .., |_| {});
+        let submission = self.queue.submit([encoder.finish()]);
+        Reading { mapped, submission, content: PhantomData }
     }
 
     /// Waits until the queue is idle.

@@ -112,7 +112,7 @@ impl Model {
         let padded = |rows: u32| u64::from(rows.next_multiple_of(16));
         let floats = |columns: u32, rows: u32| padded(rows) * u64::from(columns) * 4;
         let queries = shape.query_heads * shape.head_dim;
-        let stride = queries + 2 * shape.kv_heads * shape.head_dim;
+        let stride = shape.qkv();
 
         let tokens = gpu.storage("tokens", padded(room.tokens) * 4)?;
         let positions = gpu.storage("positions", padded(room.tokens) * 4)?;
@@ -133,22 +133,30 @@ impl Model {
             &[include_str!("../shaders/rms_norm.wgsl")],
         );
         let norm_of = |file: &mut Gguf, name: &str, rows: &wgpu::Buffer| -> Result<Kernel> {
-            let scale = gpu.filled(name, &file.floats(name)?)?;
+            let scale = gpu.filled(name, &file.floats(name, shape.hidden)?)?;
             Ok(Kernel::new(&gpu, &norm, &[&scale, &stream, &normed, rows]))
         };
         let mut products = Products::new(&gpu);
-        let mut matrix = |file: &mut Gguf, names: &[String], columns: u32, from, to, epilogue: Epilogue| {
-            let matrix = Matrix::upload(&gpu, &names[0], &file.rows(names)?, columns)?;
-            anyhow::Ok(products.bind(&matrix, from, to, epilogue))
+        let upload = |file: &mut Gguf, names: &[String], rows: u32, columns: u32| {
+            let matrix = Matrix::upload(&gpu, &names[0], &file.rows(names, columns)?, columns)?;
+            if matrix.rows() != rows {
+                bail!("{} has {} rows instead of {rows}", names.join(" and "), matrix.rows());
+            }
+            Ok(matrix)
         };
+        let mut product =
+            |file: &mut Gguf, names: &[String], [rows, columns]: [u32; 2], from, to, epilogue| {
+                anyhow::Ok(products.bind(&upload(file, names, rows, columns)?, from, to, epilogue))
+            };
         let mut layers = Vec::with_capacity(shape.layers as usize);
         for index in 0..shape.layers {
             let of = |name: &str| format!("blk.{index}.{name}.weight");
             let biases = ["q", "k", "v"].map(|name| format!("blk.{index}.attn_{name}.bias"));
             let bias = if file.has(&biases[0]) {
                 let mut all = Vec::new();
-                for name in &biases {
-                    all.extend(file.floats(name)?);
+                let others = shape.kv_heads * shape.head_dim;
+                for (name, count) in biases.iter().zip([queries, others, others]) {
+                    all.extend(file.floats(name, count)?);
                 }
                 Epilogue::Bias(gpu.filled("bias", &all)?)
             } else {
@@ -159,33 +167,38 @@ impl Model {
             let (hidden, wide) = (shape.hidden, shape.feed_forward);
             layers.push(Layer {
                 attention_norm: norm_of(&mut file, &of("attn_norm"), &every)?,
-                qkv: matrix(&mut file, &three, hidden, &normed, &qkv, bias)?,
-                output: matrix(&mut file, &[of("attn_output")], queries, &attended, &stream, Epilogue::Add)?,
+                qkv: product(&mut file, &three, [stride, hidden], &normed, &qkv, bias)?,
+                output: product(
+                    &mut file,
+                    &[of("attn_output")],
+                    [hidden, queries],
+                    &attended,
+                    &stream,
+                    Epilogue::Add,
+                )?,
                 feed_forward_norm: norm_of(&mut file, &of("ffn_norm"), &every)?,
-                gate_up: matrix(&mut file, &two, hidden, &normed, &gated, Epilogue::Store)?,
-                down: matrix(&mut file, &[of("ffn_down")], wide, &activated, &stream, Epilogue::Add)?,
+                gate_up: product(&mut file, &two, [2 * wide, hidden], &normed, &gated, Epilogue::Store)?,
+                down: product(
+                    &mut file,
+                    &[of("ffn_down")],
+                    [hidden, wide],
+                    &activated,
+                    &stream,
+                    Epilogue::Add,
+                )?,
             });
             // Uploads are copies on their way: after this, the memory that they are staged in is free again.
             gpu.submit(gpu.encoder());
             gpu.wait()?;
-            if layers.last().is_some_and(|layer: &Layer| layer.qkv.rows() != stride) {
-                bail!("queries, keys and values of layer {index} are not {stride} rows");
-            }
             progress(index + 1, shape.layers);
         }
 
-        let embeddings = file.rows(&["token_embd.weight".to_string()])?;
-        let embeddings = Matrix::upload(&gpu, "embeddings", &embeddings, shape.hidden)?;
-        let rows = |matrix: &Matrix, expected: u32, what: &str| {
-            let rows = matrix.rows();
-            if rows == expected { Ok(()) } else { bail!("{what} has {rows} rows instead of {expected}") }
-        };
-        rows(&embeddings, shape.vocabulary, "token_embd.weight")?;
-        let own = "output.weight".to_string();
-        let head = if file.has(&own) {
-            let head = Matrix::upload(&gpu, "output", &file.rows(&[own])?, shape.hidden)?;
-            rows(&head, shape.vocabulary, "output.weight")?;
-            products.bind(&head, &normed, &logits, Epilogue::Store)
+        let of_vocabulary =
+            |file: &mut Gguf, name: &str| upload(file, &[name.to_string()], shape.vocabulary, shape.hidden);
+        let embeddings = of_vocabulary(&mut file, "token_embd.weight")?;
+        let own = "output.weight";
+        let head = if file.has(own) {
+            products.bind(&of_vocabulary(&mut file, own)?, &normed, &logits, Epilogue::Store)
         } else {
             products.bind(&embeddings, &normed, &logits, Epilogue::Store)
         };
@@ -232,7 +245,7 @@ impl Model {
         let (device, queue) = (&self.gpu.device, &self.gpu.queue);
         let cache = KvCache::with_options_blocking(device, queue, config, &options)?;
         let Shape { query_heads, kv_heads, head_dim, .. } = self.shape;
-        let stride = (query_heads + 2 * kv_heads) * head_dim;
+        let stride = self.shape.qkv();
         let part = |head: u32| {
             TensorView::new(&self.qkv, Dtype::F32)
                 .with_offset(u64::from(head * head_dim) * 4)
@@ -328,6 +341,7 @@ fn rope(
             [cosine as f32, sine as f32]
         })
     };
+    gpu.check("rope table", u64::from(context) * u64::from(shape.head_dim) * 4)?;
     let table: Vec<[f32; 2]> = (0..context).flat_map(turn).collect();
     let (pair_stride, distance) = match shape.rope_pairs {
         RopePairs::Neighbours => (2, 1),

@@ -19,13 +19,13 @@ struct Tile {
 
 /// Rows of weights on the GPU: in as many parts as bindings need.
 pub struct Matrix {
-    parts: Vec<Part>,
+    parts: Vec<Rows>,
     rows: u32,
     columns: u32,
 }
 
 /// Some rows of a matrix.
-struct Part {
+struct Rows {
     weights: wgpu::Buffer,
     /// Scales and minima of weights in 4 bits.
     scales: Option<wgpu::Buffer>,
@@ -69,7 +69,7 @@ impl Matrix {
                 }
                 Weights::Sixteen(_) => (gpu.filled(label, &turn_sixteen(words, columns))?, None),
             };
-            parts.push(Part { weights, scales, first, rows: end - first });
+            parts.push(Rows { weights, scales, first, rows: end - first });
         }
         Ok(Matrix { parts, rows, columns })
     }
@@ -78,7 +78,7 @@ impl Matrix {
         self.rows
     }
 
-    fn constants(&self, part: &Part) -> [(&'static str, String); 4] {
+    fn constants(&self, part: &Rows) -> [(&'static str, String); 4] {
         let constants = [
             ("ROWS", part.rows),
             ("COLUMNS", self.columns),
@@ -89,7 +89,7 @@ impl Matrix {
     }
 }
 
-impl Part {
+impl Rows {
     /// Its buffers and their bindings.
     fn buffers(&self) -> impl Iterator<Item = (u32, &wgpu::Buffer)> {
         [(2, &self.weights)].into_iter().chain(self.scales.iter().map(|scales| (3, scales)))
@@ -144,21 +144,16 @@ pub enum Epilogue {
 
 /// A matrix bound to input and output.
 pub struct Product {
-    parts: Vec<ProductPart>,
-    rows: u32,
+    parts: Vec<ProductRows>,
 }
 
-struct ProductPart {
+struct ProductRows {
     few: (Kernel, Tile),
     many: (Kernel, Tile),
     rows: u32,
 }
 
 impl Product {
-    pub fn rows(&self) -> u32 {
-        self.rows
-    }
-
     pub fn dispatch(&self, pass: &mut wgpu::ComputePass<'_>, tokens: u32) {
         for part in &self.parts {
             let (kernel, tile) = if tokens <= FEW { &part.few } else { &part.many };
@@ -217,7 +212,7 @@ impl<'a> Products<'a> {
                 buffers.push((4, bias));
             }
             let mut kernel = |main: &[&str], rows_at_once, tokens| {
-                let (Matrix { rows: all, columns, .. }, Part { scales, first, rows, .. }) = (matrix, part);
+                let (Matrix { rows: all, columns, .. }, Rows { scales, first, rows, .. }) = (matrix, part);
                 let bits = if scales.is_some() { 4 } else { 16 };
                 let label = format!(
                     "{rows} of {all} rows from {first}, {columns} columns in {bits} bits, {tokens} tokens, {finish}"
@@ -239,9 +234,9 @@ impl<'a> Products<'a> {
                 let tile = include_str!("../shaders/multiply_tile.wgsl");
                 (kernel(&[row], 32, 1), kernel(&[tile], 64, 16))
             };
-            ProductPart { few, many, rows: part.rows }
+            ProductRows { few, many, rows: part.rows }
         });
-        Product { parts: parts.collect(), rows: matrix.rows }
+        Product { parts: parts.collect() }
     }
 
     /// `to[token] = row tokens[token] of the matrix`.

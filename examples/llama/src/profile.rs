@@ -1,6 +1,6 @@
 //! Where a step's time goes, by timestamps at the boundaries of its compute passes.
 
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, Reading};
 use anyhow::{Result, bail};
 use kivi_wgpu::wgpu;
 
@@ -23,7 +23,6 @@ impl Part {
 pub struct Profile {
     set: wgpu::QuerySet,
     resolved: wgpu::Buffer,
-    readable: wgpu::Buffer,
     period: f64,
     parts: Vec<Part>,
 }
@@ -35,37 +34,33 @@ impl Profile {
             bail!("{} has no timestamps", gpu.info.name);
         }
         let count = 2 * (2 * layers + 2);
-        let buffer = |usage| {
-            gpu.device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some("timestamps"),
-                size: u64::from(count) * 8,
-                usage,
-                mapped_at_creation: false,
-            })
-        };
         Ok(Profile {
             set: gpu.device.create_query_set(&wgpu::QuerySetDescriptor {
                 label: Some("parts of a step"),
                 ty: wgpu::QueryType::Timestamp,
                 count,
             }),
-            resolved: buffer(wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC),
-            readable: buffer(wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ),
+            resolved: gpu.device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("timestamps"),
+                size: u64::from(count) * 8,
+                usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
+                mapped_at_creation: false,
+            }),
             period: gpu.queue.get_timestamp_period().into(),
             parts: Vec::new(),
         })
     }
 
-    /// Submits the encoder of the step that this was given to, waits, and returns the milliseconds of each part in the order of [`Part::ALL`].
-    pub fn submit(&mut self, gpu: &Gpu, mut encoder: wgpu::CommandEncoder) -> Result<[f64; 3]> {
+    /// Submits the encoder of the step that this was given to.
+    pub fn submit(&self, gpu: &Gpu, mut encoder: wgpu::CommandEncoder) -> Reading<u64> {
         let count = 2 * self.parts.len() as u32;
         encoder.resolve_query_set(&self.set, 0..count, &self.resolved, 0);
-        encoder.copy_buffer_to_buffer(&self.resolved, 0, &self.readable, 0, self.readable.size());
-        encoder.map_buffer_on_submit(&self.readable, wgpu::MapMode::Read, .., |_| {});
-        gpu.submit(encoder);
-        gpu.wait()?;
-        let ticks: Vec<u64> = bytemuck::pod_collect_to_vec(&self.readable.slice(..).get_mapped_range()?);
-        self.readable.unmap();
+        gpu.submit_and_read(encoder, &self.resolved, 0..u64::from(count) * 8)
+    }
+
+    /// Waits for what [`Self::submit`] has returned: the milliseconds of each part, in the order of [`Part::ALL`].
+    pub fn times(&mut self, gpu: &Gpu, ticks: Reading<u64>) -> Result<[f64; 3]> {
+        let ticks = ticks.wait(gpu)?;
         let mut times = [0.0; 3];
         for (part, ends) in self.parts.drain(..).zip(ticks.chunks_exact(2)) {
             let spent = ends[1].saturating_sub(ends[0]) as f64 * self.period / 1e6;

@@ -62,7 +62,7 @@ impl Scorer {
             encoder.copy_buffer_to_buffer(&self.logits, 0, &self.reference, 0, bytes);
         }
         self.kernel.dispatch(&mut encoder.begin_compute_pass(&Default::default()), rows as u32, 1);
-        gpu.submit_and_read(encoder, &self.scores, 0..rows * size_of::<Score>() as u64)
+        gpu.submit_and_read(encoder, &self.scores, 0..rows * size_of::<Score>() as u64).wait(gpu)
     }
 }
 
@@ -110,7 +110,8 @@ pub fn compare(
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Summary {
     pub perplexity: f64,
-    /// Relative change of perplexity against the reference's, and its standard error.
+    /// Relative change of perplexity against the reference's, and its standard error. Errors take tokens as independent of each other; neighbours share a past, so they
+    /// are somewhat small.
     pub change: f64,
     pub change_error: f64,
     /// Mean KL divergence in nats, and its standard error.

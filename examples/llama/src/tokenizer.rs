@@ -44,7 +44,7 @@ impl Tokenizer {
                 model["merges"] = json!(strings(file, "tokenizer.ggml.merges")?);
                 decoder = byte_level(true);
                 // Old converters have not written it: how the model was trained to split words is unknown then.
-                let splits = file.string("tokenizer.ggml.pre")?;
+                let splits = file.string("tokenizer.ggml.pre").context("convert the model anew")?;
                 (normalizer, pre_tokenizer) = match splits {
                     "gpt-2" => (Value::Null, byte_level(true)),
                     "smollm" => {
@@ -65,18 +65,18 @@ impl Tokenizer {
                 model["fuse_unk"] = json!(true);
                 model["unk_token"] = json!("<unk>");
                 let underscore = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
-                let mut steps = vec![underscore];
+                let (mut steps, mut back) = (vec![underscore], Vec::new());
                 let prefix = file.metadata().get("tokenizer.ggml.add_space_prefix");
                 if prefix.is_none_or(|prefix| prefix.to_bool().unwrap_or(true)) {
                     steps.insert(0, json!({ "type": "Prepend", "prepend": "▁" }));
+                    back.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
                 }
                 normalizer = json!({ "type": "Sequence", "normalizers": steps });
                 pre_tokenizer = Value::Null;
-                decoder = json!({ "type": "Sequence", "decoders": [
-                    { "type": "Replace", "pattern": { "String": "▁" }, "content": " " },
-                    { "type": "ByteFallback" }, { "type": "Fuse" },
-                    { "type": "Strip", "content": " ", "start": 1, "stop": 0 },
-                ] });
+                let space = json!({ "type": "Replace", "pattern": { "String": "▁" }, "content": " " });
+                let decoders = [space, json!({ "type": "ByteFallback" }), json!({ "type": "Fuse" })];
+                let decoders: Vec<Value> = decoders.into_iter().chain(back).collect();
+                decoder = json!({ "type": "Sequence", "decoders": decoders });
             }
             other => bail!("a tokenizer of kind {other}; this example knows gpt2 and llama"),
         }
@@ -103,7 +103,7 @@ impl Tokenizer {
         let mut ends: Vec<u32> = id("tokenizer.ggml.eos_token_id").into_iter().collect();
         // Turns end with these in the models that have them, whatever the file calls the end of a text.
         let special = |id: &u32| kinds.get(*id as usize).is_some_and(|kind| matches!(kind.to_i32(), Ok(3)));
-        let turns = ["<|im_end|>", "<|eot_id|>", "<|endoftext|>", "</s>"];
+        let turns = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>"];
         ends.extend(turns.iter().filter_map(|name| inner.token_to_id(name)).filter(special));
         let bos = id("tokenizer.ggml.bos_token_id");
         let flag = |key: &str| file.metadata().get(key).and_then(|value| value.to_bool().ok());
@@ -131,9 +131,16 @@ impl Tokenizer {
     }
 
     /// A function that turns tokens to text one by one; a character that is not complete waits for its rest.
-    pub fn streaming(&self) -> impl FnMut(u32) -> Result<String> {
+    pub fn streaming(&self) -> impl FnMut(u32) -> String {
         let mut stream = self.inner.decode_stream(true);
-        move |token| Ok(stream.step(token).map_err(failed)?.unwrap_or_default())
+        move |token| match stream.step(token) {
+            Ok(text) => text.unwrap_or_default(),
+            // Bytes that are no character turn others before them, which are shown already, into what they are not.
+            Err(_) => {
+                stream = self.inner.decode_stream(true);
+                "\u{fffd}".to_string()
+            }
+        }
     }
 
     /// A conversation as the model was trained to read it, with the beginning of the assistant's answer if `answer`.

@@ -67,7 +67,7 @@ fn products() {
                     let mut encoder = gpu.encoder();
                     product.dispatch(&mut encoder.begin_compute_pass(&Default::default()), tokens as u32);
                     let got: Vec<f32> =
-                        gpu.submit_and_read(encoder, &to, 0..(tokens * rows * 4) as u64).unwrap();
+                        gpu.submit_and_read(encoder, &to, 0..(tokens * rows * 4) as u64).wait(&gpu).unwrap();
                     for (at, got) in got.into_iter().enumerate() {
                         let (token, row) = (at / rows, at % rows);
                         let sum: f64 = (0..columns)
@@ -107,7 +107,7 @@ fn embeddings() {
         let gather = Products::new(&gpu).gather(&matrix, &numbers, &to);
         let mut encoder = gpu.encoder();
         gather.dispatch(&mut encoder.begin_compute_pass(&Default::default()), tokens.len() as u32);
-        let got: Vec<f32> = gpu.submit_and_read(encoder, &to, 0..to.size()).unwrap();
+        let got: Vec<f32> = gpu.submit_and_read(encoder, &to, 0..to.size()).wait(&gpu).unwrap();
         for (token, got) in tokens.iter().zip(got.chunks_exact(columns)) {
             let row = &values[*token as usize * columns..][..columns];
             assert!(got.iter().zip(row).all(|(got, expected)| (got - expected).abs() < 1e-6), "row {token}");
@@ -155,7 +155,7 @@ fn sampling() {
     let best = candidates(&one, &Sampling { temperature: 1.0, ..Sampling::GREEDY })[0] as u32;
     assert!(draw(Sampling::GREEDY).iter().all(|&token| token == best));
     for (temperature, top_k, top_p) in
-        [(1.0, 5, 1.0), (0.5, 0, 0.4), (2.0, 40, 0.5), (1.0, 1, 1.0), (3.0, 0, 1.0)]
+        [(1.0, 5, 1.0), (0.5, 0, 0.4), (2.0, 40, 0.5), (1.0, 1, 1.0), (3.0, 0, 1.0), (1.0, 0, 0.0)]
     {
         let sampling = Sampling { temperature, top_k, top_p, seed: 0 };
         let drawn = draw(sampling);

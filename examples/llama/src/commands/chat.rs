@@ -29,7 +29,7 @@ pub struct Options {
     #[arg(long, default_value = "bits3")]
     format: Format,
     /// Tokens of an answer at most.
-    #[arg(long, default_value_t = 300)]
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
     /// Positions that there is room for; 0: as many as the model was trained for.
     #[arg(long, default_value_t = 0)]
@@ -98,7 +98,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
             println!("{line}");
         }
         let (command, argument) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
-        // Nothing that fails here has changed the conversation.
+        // What fails here has not changed what is known of the conversation; an answer that broke off is cut away before anything else is done with the cache.
         let result = match command {
             "" => Ok(()),
             "/quit" => return Ok(()),
@@ -142,13 +142,18 @@ impl Chat {
         self.conversations[self.current].sequence.context("the conversation has no sequence")
     }
 
-    /// Cuts the cache to what the conversation's tokens have in common with `wanted`, and at least one less than `wanted` has.
+    /// After an error in the middle of an answer the cache holds more than is known: that is cut away.
+    fn forget_unknown(&mut self) -> Result<()> {
+        let known = self.conversations[self.current].tokens.clone();
+        self.cut_to(&known)?;
+        Ok(())
+    }
+
+    /// Cuts the cache to what the conversation's tokens have in common with `wanted`, and returns how many these are.
     fn cut_to(&mut self, wanted: &[u32]) -> Result<usize> {
         let sequence = self.sequence()?;
         let held = &self.conversations[self.current].tokens;
-        let common = held.iter().zip(wanted).take_while(|(a, b)| a == b).count();
-        let mut common = common.min(wanted.len().saturating_sub(1));
-        // After an error in the middle of an answer the cache may hold more than is known.
+        let mut common = held.iter().zip(wanted).take_while(|(a, b)| a == b).count();
         if common < self.context.cache.tokens(sequence)? as usize {
             let mut encoder = self.model.gpu.encoder();
             match self.context.cache.truncate(&mut encoder, sequence, common as u32) {
@@ -177,7 +182,8 @@ impl Chat {
                 self.model.room.context
             );
         }
-        let common = self.cut_to(&wanted)?;
+        // At least one token is left to be read, for its logits.
+        let common = self.cut_to(&wanted[..wanted.len().saturating_sub(1)])?;
         let sequence = self.sequence()?;
         let mut stream = self.tokenizer.streaming();
         let (start, mut answer) = (Instant::now(), Vec::new());
@@ -190,7 +196,7 @@ impl Chat {
         let (model, sampler, context) = (&self.model, &self.sampler, &mut self.context);
         generate(model, sampler, context, sequence, request, |token| {
             answer.push(token);
-            print!("{}", stream(token)?);
+            print!("{}", stream(token));
             std::io::stdout().flush()?;
             Ok(true)
         })?;
@@ -208,6 +214,7 @@ impl Chat {
         if name.is_empty() || self.conversations.iter().any(|c| c.name == name) {
             bail!("/fork NAME, with a name that no conversation has");
         }
+        self.forget_unknown()?;
         let mut encoder = self.model.gpu.encoder();
         let (sequence, _) = self.context.cache.fork(&mut encoder, self.sequence()?)?;
         self.model.gpu.submit(encoder);
@@ -252,10 +259,7 @@ impl Chat {
             bail!("there is nothing to take back");
         };
         let kept = messages[..question].to_vec();
-        // One token more than what stays, so that all of it may stay.
-        let mut wanted =
-            if kept.is_empty() { Vec::new() } else { self.tokenizer.conversation(&kept, false)? };
-        wanted.push(u32::MAX);
+        let wanted = if kept.is_empty() { Vec::new() } else { self.tokenizer.conversation(&kept, false)? };
         self.cut_to(&wanted)?;
         self.conversations[self.current].messages = kept;
         println!("{} tokens are left", self.conversations[self.current].tokens.len());
@@ -266,6 +270,7 @@ impl Chat {
         if file.as_os_str().is_empty() {
             bail!("/save FILE");
         }
+        self.forget_unknown()?;
         let snapshot = self.context.cache.submit_and_save_blocking(self.sequence()?)?;
         let bytes = snapshot.to_bytes()?;
         std::fs::write(file, &bytes).with_context(|| format!("{}", file.display()))?;
@@ -301,7 +306,7 @@ impl Chat {
     }
 
     fn memory(&self) -> Result<()> {
-        println!("{}", report(&self.model, &self.context, &self.format)?);
+        println!("{}", report(&self.model, &self.context, self.sequence()?, &self.format)?);
         Ok(())
     }
 }

@@ -1,10 +1,10 @@
 //! `compare`: paradigms of the cache side by side, everything measured or computed here.
 
 use crate::ModelOptions;
-use crate::commands::needle::{BESIDES, Grid, percent, rates, search};
-use crate::commands::perplexity::measure;
+use crate::commands::needle::{BESIDES, Grid, Rates, search};
+use crate::commands::perplexity::{FROM, measure};
 use crate::commands::throughput::{Crowd, positions, timings};
-use crate::commands::{Output, text};
+use crate::commands::{Output, check, text};
 use anyhow::{Result, bail};
 use indicatif::ProgressBar;
 use kivi_wgpu::CacheConfig;
@@ -12,6 +12,7 @@ use kivi_wgpu::format::cache_bytes;
 use llama::format::Format;
 use llama::generate::Sampler;
 use llama::model::Room;
+use std::num::{NonZeroU32, NonZeroUsize};
 
 /// Name for people, and format.
 const PARADIGMS: [(&str, &str); 9] = [
@@ -26,9 +27,6 @@ const PARADIGMS: [(&str, &str); 9] = [
     ("preset Bits2_25", "bits2.25"),
 ];
 
-/// The first position whose prediction counts.
-const FROM: usize = 257;
-
 #[derive(clap::Args)]
 pub struct Options {
     /// Tokens of Jane Austen's Emma that perplexity is measured on.
@@ -41,14 +39,14 @@ pub struct Options {
     #[arg(long, default_value_t = 1024)]
     needle: usize,
     /// Keys per depth.
-    #[arg(long, default_value_t = 1)]
-    trials: usize,
+    #[arg(long, default_value = "1")]
+    trials: NonZeroUsize,
     /// Tokens that the sequence holds whose decoding is timed.
     #[arg(long, default_value_t = 2048)]
     context: u32,
     /// Decode steps that are timed; the formats take turns.
-    #[arg(long, default_value_t = 5)]
-    steps: usize,
+    #[arg(long, default_value = "5")]
+    steps: NonZeroU32,
     #[command(flatten)]
     output: Output,
 }
@@ -66,10 +64,11 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let (model, tokenizer) = model.load(room)?;
     let all = text(&tokenizer, None, longest as usize)?;
     let formats: Vec<Format> = PARADIGMS.iter().map(|(_, format)| format.parse()).collect::<Result<_>>()?;
+    check(&model, &formats, room.context)?;
     let summaries = measure(&model, &formats, &all[..options.tokens], options.chunk, FROM)?;
 
-    let grid =
-        Grid { lengths: vec![options.needle], depths: vec![0.1, 0.3, 0.5, 0.7, 0.9], trials: options.trials };
+    let trials = options.trials.get();
+    let grid = Grid { lengths: vec![options.needle], depths: vec![0.1, 0.3, 0.5, 0.7, 0.9], trials };
     let bar = ProgressBar::new(grid.cost() * formats.len() as u64);
     let mut found = Vec::new();
     for format in &formats {
@@ -80,21 +79,24 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let sampler = Sampler::new(&model)?;
     let held = &all[..options.context as usize];
     let crowds = formats.iter().map(|format| Crowd::new(&model, &sampler, format, held, 1));
-    let timings = timings(&model, &sampler, &mut crowds.collect::<Result<Vec<_>>>()?, options.steps)?;
+    let mut crowds = crowds.collect::<Result<Vec<_>>>()?;
+    let timings = timings(&model, &sampler, &mut crowds, options.steps)?;
 
     let mut table = format!(
-        "{} on {}. Memory: a sequence of 131072 tokens, allocated. Perplexity: {} tokens in steps of {}. Pass keys: {} tokens, {} keys. \
-         Decoding: {} tokens in the cache.\n\n",
+        "{} on {}. Memory: a sequence of 131072 tokens, allocated. Perplexity: {} tokens in steps of {}, losses from position {FROM} on. \
+         Keys are hidden in {} tokens. Decoding: {} tokens in the cache.\n\n",
         model.shape.name,
         model.gpu.name(),
         options.tokens,
         options.chunk,
         options.needle,
-        5 * options.trials,
         options.context
     );
-    table += "| cache | format | 8B, GiB | 70B, GiB | perplexity | Δ | mean KL | pass keys of 16 bits' | token, ms | of it cache, ms |\n";
-    table += "|---|---|---|---|---|---|---|---|---|---|\n";
+    table += &format!(
+        "| cache | format | 8B, GiB | 70B, GiB | perplexity | Δ | mean KL | {} | token, ms | of it cache, ms | attention kernels |\n",
+        Rates::HEADER
+    );
+    table += "|---|---|---|---|---|---|---|---|---|---|---|---|\n";
     for (index, format) in formats.iter().enumerate() {
         let gib = |layers, heads| -> Result<f64> {
             let config = format.apply(CacheConfig::new(layers, heads, 8, 128));
@@ -102,7 +104,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
         };
         let (summary, timing) = (&summaries[index], &timings[index]);
         table += &format!(
-            "| {} | `{}` | {:.2} | {:.2} | {:.2} | {:+.2} % ± {:.2} | {:.4} | {} | {:.1} | {} |\n",
+            "| {} | `{}` | {:.2} | {:.2} | {:.2} | {:+.2} % ± {:.2} | {:.4} | {} | {:.1} | {} | {} |\n",
             PARADIGMS[index].0,
             format.name,
             gib(32, 32)?,
@@ -111,9 +113,10 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
             100.0 * summary.change,
             100.0 * summary.change_error,
             summary.divergence,
-            percent(rates(&found[index], &found[0]).1),
+            Rates::new(&found[index], &found[0]),
             timing.step,
-            timing.parts.map_or("–".to_string(), |parts| format!("{:.1}", parts[1]))
+            timing.parts.map_or("–".to_string(), |parts| format!("{:.1}", parts[1])),
+            crowds[index].kernels()
         );
     }
     print!("{table}");

@@ -60,7 +60,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     generate(&model, &sampler, &mut context, sequence, request, |token| {
         first.get_or_insert_with(|| start.elapsed());
         count += 1;
-        print!("{}", text(token)?);
+        print!("{}", text(token));
         std::io::stdout().flush()?;
         Ok(true)
     })?;
@@ -72,6 +72,6 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
         let seconds = (start.elapsed() - first).as_secs_f64();
         println!("{count} tokens, {:.1} tokens/s", f64::from(count - 1) / seconds);
     }
-    println!("{}", report(&model, &context, &options.format)?);
+    println!("{}", report(&model, &context, sequence, &options.format)?);
     Ok(())
 }

@@ -28,6 +28,11 @@ pub struct Options {
 pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let (model, tokenizer) = model.load(Room { tokens: 128, logits: 1, context: options.tokens })?;
     let tokens = text(&tokenizer, options.text.as_deref(), options.tokens as usize)?;
+    let last = model.shape.layers - 1;
+    let layers = if options.layers.is_empty() { vec![0, last / 2, last] } else { options.layers };
+    if let Some(layer) = layers.iter().find(|layer| **layer > last) {
+        bail!("there is no layer {layer}; the last is {last}");
+    }
     // A window that holds all of them.
     let sixteen: Format = "16".parse()?;
     let config = sixteen.apply(model.cache_config()).with_residual_window(options.tokens);
@@ -35,11 +40,6 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let sequence = context.cache.create_sequence()?;
     let encoder = read(&model, &mut context, sequence, &tokens)?;
     model.gpu.submit(encoder);
-    let last = model.shape.layers - 1;
-    let layers = if options.layers.is_empty() { vec![0, last / 2, last] } else { options.layers };
-    if let Some(layer) = layers.iter().find(|layer| **layer > last) {
-        bail!("there is no layer {layer}; the last is {last}");
-    }
     let mut panels = Vec::new();
     for layer in layers {
         let state = context.cache.submit_and_read_state_blocking(layer, sequence)?;

@@ -9,6 +9,8 @@ pub mod perplexity;
 pub mod throughput;
 
 use anyhow::{Context as _, Result, bail};
+use kivi_wgpu::SequenceId;
+use kivi_wgpu::format::cache_bytes;
 use llama::format::Format;
 use llama::generate::Sampling;
 use llama::model::{Context, Model};
@@ -19,17 +21,22 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Args)]
 pub struct SamplingOptions {
     /// Divisor of the logits; 0 chooses the most likely token.
-    #[arg(long, default_value_t = 0.7)]
+    #[arg(long, default_value_t = 0.7, value_parser = not_negative)]
     temperature: f32,
     /// Only so many tokens are candidates, the most likely ones; 0: all.
     #[arg(long, default_value_t = 40)]
     top_k: u32,
     /// Only the most likely tokens that hold this part of the probability together are candidates.
-    #[arg(long, default_value_t = 0.95)]
+    #[arg(long, default_value_t = 0.95, value_parser = not_negative)]
     top_p: f32,
     /// The same seed gives the same text; without it, another each time.
     #[arg(long)]
     seed: Option<u32>,
+}
+
+fn not_negative(number: &str) -> Result<f32> {
+    let number: f32 = number.parse()?;
+    if number >= 0.0 { Ok(number) } else { bail!("a number that is not negative is expected") }
 }
 
 impl SamplingOptions {
@@ -79,6 +86,15 @@ pub fn text(tokenizer: &Tokenizer, path: Option<&Path>, count: usize) -> Result<
     Ok(tokens)
 }
 
+/// Whether caches in these formats can hold so many tokens of the model: said before anything is measured.
+pub fn check(model: &Model, formats: &[Format], tokens: u32) -> Result<()> {
+    for format in formats {
+        cache_bytes(&format.apply(model.cache_config()), tokens)
+            .with_context(|| format!("the format {}", format.name))?;
+    }
+    Ok(())
+}
+
 /// The middle value; 0 of none.
 pub fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -91,20 +107,25 @@ pub fn mib(bytes: u64) -> f64 {
 }
 
 /// What the cache holds and takes, against 16 bits.
-pub fn report(model: &Model, context: &Context, format: &Format) -> Result<String> {
+pub fn report(model: &Model, context: &Context, sequence: SequenceId, format: &Format) -> Result<String> {
     let cache = &context.cache;
     let mut tokens = 0;
     for sequence in cache.sequences() {
         tokens += u64::from(cache.tokens(sequence)?);
     }
+    let others = match tokens - u64::from(cache.tokens(sequence)?) {
+        0 => String::new(),
+        others => format!(" and {others} of other sequences"),
+    };
     let memory = cache.memory();
     let layers = memory.all_layers();
     let content = layers.total() - layers.slack;
     let sixteen = tokens * model.shape.token_bytes();
     // What forks share is held once.
     Ok(format!(
-        "cache in {}: {tokens} of {} tokens, {:.2} MiB; in 16 bits, nothing shared, {:.2} MiB, {:.2} × as much; allocated in all {:.2} MiB",
+        "cache in {}: {} of {} tokens{others}, {:.2} MiB; in 16 bits, nothing shared, {:.2} MiB, {:.2} × as much; allocated in all {:.2} MiB",
         format.name,
+        cache.tokens(sequence)?,
         model.room.context,
         mib(content),
         mib(sixteen),

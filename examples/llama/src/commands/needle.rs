@@ -1,7 +1,7 @@
 //! `needle`: whether a pass key that is hidden in a long text is found again, with each format of the cache.
 
 use crate::ModelOptions;
-use crate::commands::{Output, text};
+use crate::commands::{Output, check, text};
 use crate::pictures::{Panel, heat_maps};
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -11,6 +11,8 @@ use llama::model::{Model, Room};
 use llama::tokenizer::Tokenizer;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use std::fmt;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
@@ -25,8 +27,8 @@ pub struct Options {
     #[arg(long, value_delimiter = ',', default_value = "0.1,0.3,0.5,0.7,0.9")]
     depths: Vec<f64>,
     /// Keys per place.
-    #[arg(long, default_value_t = 1)]
-    trials: usize,
+    #[arg(long, default_value = "1")]
+    trials: NonZeroUsize,
     /// The text; without it a part of Jane Austen's Emma.
     #[arg(long)]
     text: Option<PathBuf>,
@@ -65,25 +67,26 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     if options.depths.iter().any(|depth| !(0.0..=1.0).contains(depth)) || options.lengths.contains(&0) {
         bail!("depths are parts of the text, from 0 to 1, and lengths are numbers of tokens");
     }
-    let grid = Grid { lengths: options.lengths, depths: options.depths, trials: options.trials };
+    let grid = Grid { lengths: options.lengths, depths: options.depths, trials: options.trials.get() };
     let context = grid.longest() as u32 + BESIDES;
     let (model, tokenizer) = model.load(Room { tokens: options.chunk, logits: 1, context })?;
     let haystack = text(&tokenizer, options.text.as_deref(), grid.longest())?;
     let formats = Format::after_sixteen(&options.formats)?;
+    check(&model, &formats, context)?;
     let bar = ProgressBar::new(grid.cost() * formats.len() as u64)
         .with_style(ProgressStyle::with_template("{bar:40} {pos}/{len} tokens, {eta} left")?);
     let mut table = format!("{} on {}\n\n", model.shape.name, model.gpu.name());
-    table += "| format | found | of what 16 bits find |\n|---|---|---|\n";
+    table += &format!("| format | {} |\n|---|---|---|\n", Rates::HEADER);
     let (mut panels, mut exact) = (Vec::new(), Vec::new());
     for format in &formats {
         let found = search(&model, &tokenizer, format, &haystack, &grid, |tokens| bar.inc(tokens))?;
         if exact.is_empty() {
             exact = found.clone();
         }
-        let (all, kept) = rates(&found, &exact);
-        table += &format!("| {} | {:.0} % | {} |\n", format.name, 100.0 * all, percent(kept));
+        table += &format!("| {} | {} |\n", format.name, Rates::new(&found, &exact));
+        let rate = |found: &[bool]| found.iter().filter(|&&f| f).count() as f64 / found.len() as f64;
         let cells = (0..grid.depths.len())
-            .map(|depth| (0..grid.lengths.len()).map(|length| part(&found[length][depth])).collect())
+            .map(|depth| (0..grid.lengths.len()).map(|length| rate(&found[length][depth])).collect())
             .collect();
         panels.push(Panel { title: format.name.clone(), cells });
     }
@@ -98,20 +101,30 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     Ok(())
 }
 
-fn part(found: &[bool]) -> f64 {
-    found.iter().filter(|&&f| f).count() as f64 / found.len().max(1) as f64
+/// How many keys were found, of all and of those that 16 bits find.
+pub struct Rates {
+    found: [usize; 2],
+    of: [usize; 2],
 }
 
-pub fn percent(part: Option<f64>) -> String {
-    part.map_or("–".to_string(), |part| format!("{:.0} %", 100.0 * part))
+impl Rates {
+    /// The columns that it fills.
+    pub const HEADER: &str = "keys found | of those that 16 bits find";
+
+    pub fn new(found: &[Vec<Vec<bool>>], exact: &[Vec<Vec<bool>>]) -> Rates {
+        let flat = |grid: &[Vec<Vec<bool>>]| grid.concat().concat();
+        let (found, exact) = (flat(found), flat(exact));
+        let count = |found: &[bool]| found.iter().filter(|&&f| f).count();
+        let both = found.iter().zip(&exact).filter(|(f, e)| **f && **e).count();
+        Rates { found: [count(&found), both], of: [found.len(), count(&exact)] }
+    }
 }
 
-/// What was found of all keys, and of those that were found with 16 bits.
-pub fn rates(found: &[Vec<Vec<bool>>], exact: &[Vec<Vec<bool>>]) -> (f64, Option<f64>) {
-    let flat = |grid: &[Vec<Vec<bool>>]| grid.concat().concat();
-    let (found, exact) = (flat(found), flat(exact));
-    let kept: Vec<bool> = found.iter().zip(&exact).filter(|(_, e)| **e).map(|(f, _)| *f).collect();
-    (part(&found), (!kept.is_empty()).then(|| part(&kept)))
+impl fmt::Display for Rates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ([all, both], [of_all, of_exact]) = (self.found, self.of);
+        write!(f, "{all} of {of_all} | {both} of {of_exact}")
+    }
 }
 
 /// Whether each key was found, `[length][depth][trial]`, in a haystack of at least the longest length. The text before a key is read once, and forked for each length and trial.
@@ -129,7 +142,8 @@ pub fn search(
     let mut places: Vec<(usize, usize, usize)> = Vec::new();
     for (l, &length) in grid.lengths.iter().enumerate() {
         for (d, &depth) in grid.depths.iter().enumerate() {
-            places.push(((length as f64 * depth) as usize, l, d));
+            // After the first token, which may be the one that begins a text.
+            places.push(((length as f64 * depth).max(1.0) as usize, l, d));
         }
     }
     places.sort_unstable();

@@ -1,7 +1,7 @@
 //! `perplexity`: what formats of the cache cost in quality and take in memory, on a real text.
 
 use crate::ModelOptions;
-use crate::commands::{Output, mib, text};
+use crate::commands::{Output, check, mib, text};
 use crate::pictures::points as plot;
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -10,6 +10,9 @@ use llama::format::Format;
 use llama::model::{Model, Room};
 use llama::score::{Summary, compare};
 use std::path::PathBuf;
+
+/// The first position whose prediction counts: by then every format has packed something.
+pub const FROM: usize = 257;
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -26,20 +29,21 @@ pub struct Options {
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     chunk: u32,
     /// The first position whose prediction counts.
-    #[arg(long, default_value_t = 257)]
+    #[arg(long, default_value_t = FROM)]
     from: usize,
     #[command(flatten)]
     output: Output,
 }
 
 pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
-    let room = Room { tokens: options.chunk, logits: options.chunk, context: options.tokens as u32 };
-    let (model, tokenizer) = model.load(room)?;
     if options.tokens <= options.from + 1 {
         bail!("no prediction counts: --tokens must be more than --from, {}, and one", options.from);
     }
+    let room = Room { tokens: options.chunk, logits: options.chunk, context: options.tokens as u32 };
+    let (model, tokenizer) = model.load(room)?;
     let tokens = text(&tokenizer, options.text.as_deref(), options.tokens)?;
     let formats = Format::after_sixteen(&options.formats)?;
+    check(&model, &formats, room.context)?;
     let summaries = measure(&model, &formats, &tokens, options.chunk, options.from)?;
     let mut table = format!(
         "{} on {}: {} tokens in steps of {}, losses from position {} on\n\n",

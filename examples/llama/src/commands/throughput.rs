@@ -1,13 +1,14 @@
 //! `throughput`: tokens per second of the whole model against the number of sequences, and where a token's time goes.
 
 use crate::ModelOptions;
-use crate::commands::{Output, median, mib, text};
+use crate::commands::{Output, check, median, mib, text};
 use anyhow::{Result, bail};
-use kivi_wgpu::SequenceId;
+use kivi_wgpu::{Error, SequenceId};
 use llama::format::Format;
 use llama::generate::{Sampler, Sampling, read};
 use llama::model::{Context, Input, Model, Room, Wanted};
 use llama::profile::Profile;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -23,8 +24,8 @@ pub struct Options {
     #[arg(long, default_value_t = 2048)]
     context: u32,
     /// Decode steps that are timed, per format and number of sequences; the formats take turns.
-    #[arg(long, default_value_t = 5)]
-    steps: usize,
+    #[arg(long, default_value = "5")]
+    steps: NonZeroU32,
     /// The text that the sequences hold; without it a part of Jane Austen's Emma.
     #[arg(long)]
     text: Option<PathBuf>,
@@ -43,7 +44,7 @@ pub struct Crowd {
 
 /// Medians, in milliseconds.
 pub struct Timing {
-    /// A step from its recording to its token on the host.
+    /// From token to token on the host.
     pub step: f64,
     /// Of the GPU's time, by [`Part`](llama::profile::Part); nothing without timestamps.
     pub parts: Option<[f64; 3]>,
@@ -66,6 +67,11 @@ impl Crowd {
         Ok(Crowd { context, sequences: vec![sequence] })
     }
 
+    /// Which of the library's kernels attend.
+    pub fn kernels(&self) -> String {
+        format!("{:?}", self.context.cache.variant())
+    }
+
     fn inputs(&self) -> Vec<Input<'static>> {
         self.sequences.iter().map(|&sequence| Input { sequence, tokens: None }).collect()
     }
@@ -80,10 +86,12 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     if counts.first() == Some(&0) || options.context < options.chunk {
         bail!("there must be sequences, and --context must not be below --chunk ({})", options.chunk);
     }
-    let context = options.context + options.chunk + positions(options.steps) * counts.len() as u32;
+    // A format that forgets reads the last chunk twice.
+    let context = options.context + 2 * options.chunk + positions(options.steps) * counts.len() as u32;
     let room = Room { tokens: options.chunk.max(most), logits: most, context };
     let (model, tokenizer) = model.load(room)?;
     let sampler = Sampler::new(&model)?;
+    check(&model, &options.formats, context)?;
     let tokens = text(&tokenizer, options.text.as_deref(), options.context as usize)?;
 
     let mut crowds = Vec::new();
@@ -97,8 +105,8 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
         options.context,
         options.steps
     );
-    table += "| format | sequences | cache content | step, ms | tokens/s | layers without cache, ms | cache, ms | logits, ms | cache's part |\n";
-    table += "|---|---|---|---|---|---|---|---|---|\n";
+    table += "| format | sequences | cache content | step, ms | tokens/s | layers without cache, ms | cache, ms | logits, ms | cache's part | attention kernels |\n";
+    table += "|---|---|---|---|---|---|---|---|---|---|\n";
     print!("{table}");
     for count in counts {
         for crowd in &mut crowds {
@@ -112,15 +120,17 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
             });
             let memory = crowds[index].context.cache.memory().all_layers();
             let row = format!(
-                "| {} | {count} | {:.2} MiB | {step:.2} | {:.1} | {parts} |\n",
+                "| {} | {count} | {:.2} MiB | {step:.2} | {:.1} | {parts} | {} |\n",
                 options.formats[index].name,
                 mib(memory.total() - memory.slack),
-                f64::from(count) * 1e3 / step
+                f64::from(count) * 1e3 / step,
+                crowds[index].kernels()
             );
             print!("{row}");
             table += &row;
         }
     }
+    options.output.save("throughput.md", &table)?;
     let rows = reading(&model, &options.formats, &mut crowds, &tokens[..options.chunk as usize])?;
     print!("{rows}");
     table += &rows;
@@ -128,27 +138,52 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
 }
 
 /// Decode steps of all crowds, which take turns.
-pub fn timings(model: &Model, sampler: &Sampler, crowds: &mut [Crowd], steps: usize) -> Result<Vec<Timing>> {
+///
+/// A turn is three steps as a host decodes that is in a hurry: each is recorded and submitted before the token of the one before is waited for. What passes between the
+/// tokens of the first and the second is a step's time: the longer one of recording and running. The third is profiled.
+pub fn timings(
+    model: &Model,
+    sampler: &Sampler,
+    crowds: &mut [Crowd],
+    turns: NonZeroU32,
+) -> Result<Vec<Timing>> {
+    let gpu = &model.gpu;
     let mut walls = vec![Vec::new(); crowds.len()];
     let mut parts = vec![[const { Vec::new() }; 3]; crowds.len()];
-    let mut profile = Profile::new(&model.gpu, model.shape.layers).ok();
-    for step in 0..=steps {
+    let mut profile = Profile::new(gpu, model.shape.layers).ok();
+    // The first turn is for warming up.
+    for turn in 0..=turns.get() {
         for (index, crowd) in crowds.iter_mut().enumerate() {
             let inputs = crowd.inputs();
             let choices = vec![Sampling::GREEDY; inputs.len()];
+            let mut record = |profile| {
+                let mut encoder = gpu.encoder();
+                model.step(&mut crowd.context, &mut encoder, &inputs, Wanted::Last, profile)?;
+                anyhow::Ok(encoder)
+            };
+            let first = sampler.submit(gpu, record(None)?, &choices);
+            let second = sampler.submit(gpu, record(None)?, &choices);
+            first.wait(gpu)?;
             let start = Instant::now();
-            let mut encoder = model.gpu.encoder();
-            model.step(&mut crowd.context, &mut encoder, &inputs, Wanted::Last, None)?;
-            sampler.submit(&model.gpu, encoder, &choices).wait(&model.gpu)?;
-            // The first is for warming up.
-            if step > 0 {
-                walls[index].push(start.elapsed().as_secs_f64() * 1e3);
+            let encoder = record(profile.as_mut())?;
+            let ticks = match &profile {
+                Some(profile) => Some(profile.submit(gpu, encoder)),
+                None => {
+                    gpu.submit(encoder);
+                    None
+                }
+            };
+            second.wait(gpu)?;
+            let took = start.elapsed().as_secs_f64() * 1e3;
+            let times = match (&mut profile, ticks) {
+                (Some(profile), Some(ticks)) => Some(profile.times(gpu, ticks)?),
+                _ => None,
+            };
+            if turn > 0 {
+                walls[index].push(took);
+                let times = times.into_iter().flatten();
+                parts[index].iter_mut().zip(times).for_each(|(part, time)| part.push(time));
             }
-            let Some(profile) = &mut profile else { continue };
-            let mut encoder = model.gpu.encoder();
-            model.step(&mut crowd.context, &mut encoder, &inputs, Wanted::Last, Some(&mut *profile))?;
-            let times = profile.submit(&model.gpu, encoder)?;
-            parts[index].iter_mut().zip(times).for_each(|(part, time)| part.push(time));
         }
     }
     let timing = |(mut walls, mut parts): (Vec<f64>, [Vec<f64>; 3])| Timing {
@@ -160,8 +195,10 @@ pub fn timings(model: &Model, sampler: &Sampler, crowds: &mut [Crowd], steps: us
 
 /// A table of what it takes to read more tokens, which are taken back.
 fn reading(model: &Model, formats: &[Format], crowds: &mut [Crowd], tokens: &[u32]) -> Result<String> {
-    let mut table =
-        format!("\n| format | reading {} more tokens, ms | of it cache, ms |\n|---|---|---|\n", tokens.len());
+    let mut table = format!(
+        "\n| format | reading {} more tokens (once), ms | of it cache, ms |\n|---|---|---|\n",
+        tokens.len()
+    );
     let Ok(mut profile) = Profile::new(&model.gpu, model.shape.layers) else { return Ok(String::new()) };
     for (format, Crowd { context, sequences }) in formats.iter().zip(crowds) {
         let mut times = Vec::new();
@@ -170,11 +207,16 @@ fn reading(model: &Model, formats: &[Format], crowds: &mut [Crowd], tokens: &[u3
             let mut encoder = model.gpu.encoder();
             let input = Input { sequence: sequences[0], tokens: Some(tokens) };
             model.step(context, &mut encoder, &[input], Wanted::Nothing, Some(&mut profile))?;
-            times.push(profile.submit(&model.gpu, encoder)?);
+            let ticks = profile.submit(&model.gpu, encoder);
+            times.push(profile.times(&model.gpu, ticks)?);
             let mut encoder = model.gpu.encoder();
             let held = context.cache.tokens(sequences[0])? - tokens.len() as u32;
-            context.cache.truncate(&mut encoder, sequences[0], held)?;
-            model.gpu.submit(encoder);
+            match context.cache.truncate(&mut encoder, sequences[0], held) {
+                Ok(_) => model.gpu.submit(encoder),
+                // A format that forgets goes on.
+                Err(Error::TruncateIntoEvicted { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
         let [layers, cache, _] = times[1];
         table += &format!("| {} | {:.1} | {cache:.1} |\n", format.name, layers + cache);
@@ -182,9 +224,9 @@ fn reading(model: &Model, formats: &[Format], crowds: &mut [Crowd], tokens: &[u3
     Ok(table)
 }
 
-/// Positions that `steps` timed steps take, and those beside them.
-pub fn positions(steps: usize) -> u32 {
-    2 * (steps as u32 + 1)
+/// Positions that so many timed turns take.
+pub fn positions(turns: NonZeroU32) -> u32 {
+    3 * (turns.get() + 1)
 }
 
 /// Makes sequences until there are `count`, each with pages of its own: forks would share them, and a GPU's caches with them.

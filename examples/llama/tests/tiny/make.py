@@ -6,11 +6,11 @@
 Each model is written twice: as it is kept here, in blocks of 4 and 8 bits, and with the same weights in f32, which is what llama.cpp is asked about (its products of 4-bit blocks round
 activations to 8 bits).
 """
-import json, pathlib, urllib.request
+import json, pathlib, tempfile, urllib.request
 
 import gguf, numpy as np, xllamacpp
 from gguf import GGMLQuantizationType as Q, quants
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 HERE = pathlib.Path(__file__).parent
 EMMA = (HERE / "../../../../tests/data/emma_long.txt").read_text()
@@ -37,10 +37,9 @@ def sentence_pieces(size):
     tokenizer.train_from_iterator([EMMA[:60_000]], trainer)
     model = json.loads(tokenizer.to_str())["model"]
     merged = list(dict.fromkeys("".join(pair) for pair in model["merges"]))
-    single = [piece for piece in sorted(model["vocab"], key=model["vocab"].get) if piece not in merged and piece not in special]
-    single = [piece for piece in single if len(piece) == 1]
+    single = [piece for piece in sorted(model["vocab"], key=model["vocab"].get) if len(piece) == 1]
     pieces = special + [f"<0x{byte:02X}>" for byte in range(256)] + merged + single
-    pieces = pieces[: len(pieces) // 4 * 4] if len(pieces) % 4 else pieces
+    pieces = pieces[: len(pieces) // 4 * 4]
     kinds = [2, 3, 3] + [6] * 256 + [1] * (len(pieces) - 259)
     scores = [0.0] * 259 + [-float(rank) for rank in range(len(pieces) - 259)]
     return pieces, kinds, scores
@@ -51,7 +50,7 @@ class File:
 
     def __init__(self, name, architecture):
         self.random = np.random.default_rng(7)
-        self.paths = [HERE / f"{name}.gguf", pathlib.Path("/tmp") / f"{name}.f32.gguf"]
+        self.paths = [HERE / f"{name}.gguf", pathlib.Path(tempfile.gettempdir()) / f"{name}.f32.gguf"]
         self.writers = [gguf.GGUFWriter(path, architecture) for path in self.paths]
 
     def __getattr__(self, method):
@@ -106,8 +105,6 @@ def common(file, vocabulary, layers, hidden, heads, kv_heads, wide):
 def qwen2():
     """Biases, RoPE of halves with linear scaling, an output matrix of its own, Q4_0 and Q8_0, byte-level BPE."""
     pattern = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    from tokenizers import Regex
-
     vocabulary, merges = byte_level_bpe(480, Regex(pattern))
     file = File("qwen2", "qwen2")
     common(file, vocabulary, 2, 96, 3, 1, 160)
