@@ -256,6 +256,13 @@ impl Model {
         Ok(Context { cache, io })
     }
 
+    /// An empty cache with an empty sequence.
+    pub fn context_with_sequence(&self, config: &CacheConfig) -> Result<(Context, SequenceId)> {
+        let mut context = self.context(config)?;
+        let sequence = context.cache.create_sequence()?;
+        Ok((context, sequence))
+    }
+
     /// Records a step of some sequences through the whole model. Its inputs are written to the queue: submit `encoder` before the next step is recorded.
     ///
     /// Sequences lie one after the other, in tokens and in logits.

@@ -66,26 +66,24 @@ impl Scorer {
     }
 }
 
-/// Reads `tokens` in steps of `chunk` into every context and scores the predictions of those from position `from` on against the first context's.
+/// Reads `tokens` in steps of `chunk` into a sequence of every context, and scores the predictions of those from position `from` on against the first context's.
 ///
-/// Returns the scores of each context. `progress` is told how many tokens have been read by one context more.
-pub fn compare(
+/// Returns the scores of each context; the sequences hold the tokens then. `progress` is told how many tokens have been read by one context more.
+pub fn read_and_score(
     model: &Model,
-    contexts: &mut [Context],
+    contexts: &mut [(Context, SequenceId)],
     tokens: &[u32],
     chunk: u32,
     from: usize,
     mut progress: impl FnMut(u64),
 ) -> Result<Vec<Vec<Score>>> {
     let scorer = Scorer::new(&model.gpu, model.shape.vocabulary, &model.logits)?;
-    let sequences: Vec<SequenceId> =
-        contexts.iter_mut().map(|context| context.cache.create_sequence()).collect::<Result<_, _>>()?;
     let mut scores = vec![Vec::new(); contexts.len()];
     for first in (0..tokens.len()).step_by(chunk as usize) {
         let end = tokens.len().min(first + chunk as usize);
         let targets = &tokens[first + 1..tokens.len().min(end + 1)];
-        for (index, context) in contexts.iter_mut().enumerate() {
-            let input = Input { sequence: sequences[index], tokens: Some(&tokens[first..end]) };
+        for (index, (context, sequence)) in contexts.iter_mut().enumerate() {
+            let input = Input { sequence: *sequence, tokens: Some(&tokens[first..end]) };
             let mut encoder = model.gpu.encoder();
             if end < from || targets.is_empty() {
                 model.step(context, &mut encoder, &[input], Wanted::Nothing, None)?;
@@ -99,9 +97,6 @@ pub fn compare(
             }
             progress((end - first) as u64);
         }
-    }
-    for (context, sequence) in contexts.iter_mut().zip(sequences) {
-        context.cache.remove_sequence(sequence)?;
     }
     Ok(scores)
 }

@@ -3,7 +3,7 @@
 use llama::gguf::Gguf;
 use llama::gpu::Gpu;
 use llama::model::{Model, Room};
-use llama::score::{Summary, compare};
+use llama::score::{Summary, read_and_score};
 use llama::tokenizer::{Message, Tokenizer};
 use std::path::{Path, PathBuf};
 
@@ -68,10 +68,11 @@ fn losses_are_the_reference_losses() {
         .into_iter()
         .map(|name| {
             let format: llama::format::Format = name.parse().unwrap();
-            model.context(&format.apply(model.cache_config())).unwrap()
+            model.context_with_sequence(&format.apply(model.cache_config())).unwrap()
         })
         .collect();
-    let scores = compare(&model, &mut contexts, &reference.tokens[..tokens], 64, from, |_| {}).unwrap();
+    let scores =
+        read_and_score(&model, &mut contexts, &reference.tokens[..tokens], 64, from, |_| {}).unwrap();
     assert_eq!(scores[0].len(), tokens - from);
     let mean =
         |losses: &mut dyn Iterator<Item = f32>| losses.map(f64::from).sum::<f64>() / (tokens - from) as f64;

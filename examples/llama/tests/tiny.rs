@@ -5,7 +5,7 @@ use llama::format::Format;
 use llama::gguf::Gguf;
 use llama::gpu::Gpu;
 use llama::model::{Model, Room};
-use llama::score::compare;
+use llama::score::read_and_score;
 use llama::tokenizer::Tokenizer;
 use std::path::Path;
 
@@ -30,8 +30,8 @@ fn check(name: &str) {
     let sixteen: Format = "16".parse().unwrap();
     // Steps of many tokens and of one go through kernels of their own.
     for chunk in [32, 1] {
-        let mut contexts = [model.context(&sixteen.apply(model.cache_config())).unwrap()];
-        let scores = compare(&model, &mut contexts, &reference.tokens, chunk, 1, |_| {}).unwrap();
+        let mut contexts = [model.context_with_sequence(&sixteen.apply(model.cache_config())).unwrap()];
+        let scores = read_and_score(&model, &mut contexts, &reference.tokens, chunk, 1, |_| {}).unwrap();
         assert_eq!(scores[0].len(), reference.losses.len());
         let apart = scores[0].iter().zip(&reference.losses).map(|(score, loss)| (score.loss - loss).abs());
         let apart = apart.fold(0.0, f32::max);

@@ -3,7 +3,7 @@
 use crate::ModelOptions;
 use crate::commands::needle::{BESIDES, Grid, Rates, search};
 use crate::commands::perplexity::{FROM, measure};
-use crate::commands::throughput::{Crowd, positions, timings};
+use crate::commands::throughput::{positions, timings};
 use crate::commands::{Output, check, text};
 use anyhow::{Result, bail};
 use indicatif::ProgressBar;
@@ -29,7 +29,7 @@ const PARADIGMS: [(&str, &str); 9] = [
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// Tokens of Jane Austen's Emma that perplexity is measured on.
+    /// Tokens of Jane Austen's Emma that perplexity is measured on, and that the sequence holds then whose decoding is timed.
     #[arg(long, default_value_t = 2048)]
     tokens: usize,
     /// Tokens per step of that.
@@ -41,9 +41,6 @@ pub struct Options {
     /// Keys per depth.
     #[arg(long, default_value = "1")]
     trials: NonZeroUsize,
-    /// Tokens that the sequence holds whose decoding is timed.
-    #[arg(long, default_value_t = 2048)]
-    context: u32,
     /// Decode steps that are timed; the formats take turns.
     #[arg(long, default_value = "5")]
     steps: NonZeroU32,
@@ -55,7 +52,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     if options.tokens <= FROM + 1 {
         bail!("no prediction counts: --tokens must be more than {}", FROM + 1);
     }
-    let longest = options.tokens.max(options.needle).max(options.context as usize) as u32;
+    let longest = options.tokens.max(options.needle) as u32;
     let room = Room {
         tokens: 128.max(options.chunk),
         logits: options.chunk,
@@ -65,7 +62,8 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let all = text(&tokenizer, None, longest as usize)?;
     let formats: Vec<Format> = PARADIGMS.iter().map(|(_, format)| format.parse()).collect::<Result<_>>()?;
     check(&model, &formats, room.context)?;
-    let summaries = measure(&model, &formats, &all[..options.tokens], options.chunk, FROM)?;
+    let (summaries, mut crowds) = measure(&model, &formats, &all[..options.tokens], options.chunk, FROM)?;
+    let timings = timings(&model, &Sampler::new(&model)?, &mut crowds, options.steps)?;
 
     let trials = options.trials.get();
     let grid = Grid { lengths: vec![options.needle], depths: vec![0.1, 0.3, 0.5, 0.7, 0.9], trials };
@@ -76,21 +74,16 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     }
     bar.finish_and_clear();
 
-    let sampler = Sampler::new(&model)?;
-    let held = &all[..options.context as usize];
-    let crowds = formats.iter().map(|format| Crowd::new(&model, &sampler, format, held, 1));
-    let mut crowds = crowds.collect::<Result<Vec<_>>>()?;
-    let timings = timings(&model, &sampler, &mut crowds, options.steps)?;
-
     let mut table = format!(
         "{} on {}. Memory: a sequence of 131072 tokens, allocated. Perplexity: {} tokens in steps of {}, losses from position {FROM} on. \
-         Keys are hidden in {} tokens. Decoding: {} tokens in the cache.\n\n",
+         Keys are hidden in {} tokens. Decoding: {} tokens in the cache, medians of {} steps.\n\n",
         model.shape.name,
         model.gpu.name(),
         options.tokens,
         options.chunk,
         options.needle,
-        options.context
+        options.tokens,
+        options.steps
     );
     table += &format!(
         "| cache | format | 8B, GiB | 70B, GiB | perplexity | Δ | mean KL | {} | token, ms | of it cache, ms | attention kernels |\n",

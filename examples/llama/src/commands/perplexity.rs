@@ -1,6 +1,7 @@
 //! `perplexity`: what formats of the cache cost in quality and take in memory, on a real text.
 
 use crate::ModelOptions;
+use crate::commands::throughput::Crowd;
 use crate::commands::{Output, check, mib, text};
 use crate::pictures::points as plot;
 use anyhow::{Result, bail};
@@ -8,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use kivi_wgpu::format::cache_bytes;
 use llama::format::Format;
 use llama::model::{Model, Room};
-use llama::score::{Summary, compare};
+use llama::score::{Summary, read_and_score};
 use std::path::PathBuf;
 
 /// The first position whose prediction counts: by then every format has packed something.
@@ -44,7 +45,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let tokens = text(&tokenizer, options.text.as_deref(), options.tokens)?;
     let formats = Format::after_sixteen(&options.formats)?;
     check(&model, &formats, room.context)?;
-    let summaries = measure(&model, &formats, &tokens, options.chunk, options.from)?;
+    let (summaries, _) = measure(&model, &formats, &tokens, options.chunk, options.from)?;
     let mut table = format!(
         "{} on {}: {} tokens in steps of {}, losses from position {} on\n\n",
         model.shape.name,
@@ -86,19 +87,22 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     Ok(())
 }
 
-/// What each format loses on the tokens from position `from` on; the first is what the others are compared with.
+/// What each format loses on the tokens from position `from` on, and a sequence that holds them; the first is what the others are compared with.
 pub fn measure(
     model: &Model,
     formats: &[Format],
     tokens: &[u32],
     chunk: u32,
     from: usize,
-) -> Result<Vec<Summary>> {
-    let contexts = formats.iter().map(|format| model.context(&format.apply(model.cache_config())));
+) -> Result<(Vec<Summary>, Vec<Crowd>)> {
+    let contexts =
+        formats.iter().map(|format| model.context_with_sequence(&format.apply(model.cache_config())));
     let mut contexts = contexts.collect::<Result<Vec<_>>>()?;
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} tokens, {per_sec}, {eta} left")?;
     let bar = ProgressBar::new((tokens.len() * formats.len()) as u64).with_style(style);
-    let scores = compare(model, &mut contexts, tokens, chunk, from, |n| bar.inc(n))?;
+    let scores = read_and_score(model, &mut contexts, tokens, chunk, from, |n| bar.inc(n))?;
     bar.finish_and_clear();
-    Ok(scores.iter().map(|scores_of| Summary::new(scores_of, &scores[0])).collect())
+    let summaries = scores.iter().map(|scores_of| Summary::new(scores_of, &scores[0])).collect();
+    let crowds = contexts.into_iter().map(|(context, sequence)| Crowd::of(context, sequence)).collect();
+    Ok((summaries, crowds))
 }

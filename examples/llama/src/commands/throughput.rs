@@ -60,11 +60,15 @@ impl Crowd {
         most: u32,
     ) -> Result<Crowd> {
         let config = format.apply(model.cache_config()).with_max_sequences(most);
-        let mut context = model.context(&config)?;
-        let sequence = context.cache.create_sequence()?;
+        let (mut context, sequence) = model.context_with_sequence(&config)?;
         let encoder = read(model, &mut context, sequence, tokens)?;
         sampler.submit(&model.gpu, encoder, &[Sampling::GREEDY]).wait(&model.gpu)?;
         Ok(Crowd { context, sequences: vec![sequence] })
+    }
+
+    /// One sequence with what it has read. It goes on from whatever token the model's buffer holds.
+    pub fn of(context: Context, sequence: SequenceId) -> Crowd {
+        Crowd { context, sequences: vec![sequence] }
     }
 
     /// Which of the library's kernels attend.
