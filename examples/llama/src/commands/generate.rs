@@ -50,8 +50,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     } else {
         tokenizer.conversation(&[Message { role: "user".into(), content: prompt }], true)?
     };
-    let mut context = model.context(&options.format.apply(model.cache_config()))?;
-    let sequence = context.cache.create_sequence()?;
+    let (mut context, sequence) = model.context_with_sequence(&options.format.apply(model.cache_config()))?;
     let sampler = Sampler::new(&model)?;
     let mut text = tokenizer.streaming();
     let (start, mut first, mut count) = (Instant::now(), None, 0);

@@ -36,8 +36,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     // A window that holds all of them.
     let sixteen: Format = "16".parse()?;
     let config = sixteen.apply(model.cache_config()).with_residual_window(options.tokens);
-    let mut context = model.context(&config)?;
-    let sequence = context.cache.create_sequence()?;
+    let (mut context, sequence) = model.context_with_sequence(&config)?;
     let encoder = read(&model, &mut context, sequence, &tokens)?;
     model.gpu.submit(encoder);
     let mut panels = Vec::new();

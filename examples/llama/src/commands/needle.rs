@@ -137,8 +137,8 @@ pub fn search(
     mut progress: impl FnMut(u64),
 ) -> Result<Vec<Vec<Vec<bool>>>> {
     let sampler = Sampler::new(model)?;
-    let mut context = model.context(&format.apply(model.cache_config()).with_max_sequences(2))?;
-    let base = context.cache.create_sequence()?;
+    let (mut context, base) =
+        model.context_with_sequence(&format.apply(model.cache_config()).with_max_sequences(2))?;
     let mut places: Vec<(usize, usize, usize)> = Vec::new();
     for (l, &length) in grid.lengths.iter().enumerate() {
         for (d, &depth) in grid.depths.iter().enumerate() {
