@@ -1,16 +1,16 @@
-//! Lists the adapters that wgpu finds. Exits with 1 if there is none.
+//! Lists the adapters that wgpu finds, each with the index by which it can be chosen. Exits with 1 if there
+//! is none.
+
+#[path = "support/adapters.rs"]
+mod adapters;
 
 use kivi_wgpu::wgpu;
 
 fn main() -> std::process::ExitCode {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
-    let adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
-    for adapter in &adapters {
-        let info = adapter.get_info();
-        println!(
-            "{} | {:?} | {:?} | {} {}",
-            info.name, info.backend, info.device_type, info.driver, info.driver_info
-        );
+    let all = pollster::block_on(adapters::all(&instance));
+    for (index, adapter) in all.iter().enumerate() {
+        println!("{}", adapters::describe(index, adapter));
     }
-    std::process::ExitCode::from(u8::from(adapters.is_empty()))
+    std::process::ExitCode::from(u8::from(all.is_empty()))
 }

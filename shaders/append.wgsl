@@ -39,7 +39,7 @@ fn append(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
     let in_token = select(word, word - TOKEN_WORDS, is_value);
     let head = in_token / ROW_WORDS;
     let in_row = in_token % ROW_WORDS;
-    var bits: u32;
+    var bits = 0u;
     if (WINDOW_FORMAT == F32) {
         bits = entered(is_value, row, head, in_row);
     } else {

@@ -56,6 +56,19 @@ fn write_output(index: u32, x: vec4<f32>) {
     }
 }
 
+// The same for what is no number.
+fn write_nan(index: u32) {
+    if (io.out.dtype == F32) {
+        for (var i = 0u; i < 4u; i++) {
+            host_output[index + i] = QUIET_NAN;
+        }
+    } else {
+        let word = select(QUIET_NAN | (QUIET_NAN >> 16u), 0x7e007e00u, io.out.dtype == F16);
+        host_output[index / 2u] = word;
+        host_output[index / 2u + 1u] = word;
+    }
+}
+
 // The sum of all shares, rotated back: vector `v` for invocation `v`. Butterflies at distances 1, 2, 4 …, each through workgroup memory. Ends with a barrier.
 fn joined_and_unrotated(share: vec4<f32>, local: u32) -> vec4<f32> {
     sh_out[local] = share;
@@ -118,10 +131,14 @@ fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
     if (io.sinks.dtype != ABSENT) {
         let index = io.sinks.offset + query_head * io.sinks.head_stride;
         let bits = element_bits(io.sinks.dtype, host_sinks[element_word(io.sinks.dtype, index)], index);
-        let sink = bitcast<f32>(bits) * LOG2_E;
+        let finite = (bits & 0x7f800000u) != 0x7f800000u;
+        // -inf is the logit of no token. Any other that is no number makes the row none.
+        let special = select(NOT_A_NUMBER, UNSEEN, bits == 0xff800000u);
+        let sink = select(special, bitcast<f32>(bits) * LOG2_E, finite);
         highest = max(highest, sink);
-        sink_weight = exp2(sink - highest);
+        sink_weight = select(0.0, exp2(sink - highest), finite);
     }
+    let is_number = bitcast<u32>(max(highest, 0.0)) < BEYOND;
 
     let v = local % MERGE_VECS;
     let share = local / MERGE_VECS;
@@ -194,11 +211,16 @@ fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
         }
         // A row that sees no token has zeros everywhere.
         let result = select(vec4<f32>(), out / sum, sum > 0.0);
-        write_output(io.out.offset + query * io.out.token_stride + query_head * io.out.head_stride + 4u * v, result);
+        let at = io.out.offset + query * io.out.token_stride + query_head * io.out.head_stride + 4u * v;
+        if (is_number) {
+            write_output(at, result);
+        } else {
+            write_nan(at);
+        }
         if (v == 0u && io.lse.dtype != ABSENT) {
             let lse = bitcast<u32>((highest + log2(sum)) * LN_2);
             let at = io.lse.offset + query * io.lse.token_stride + query_head * io.lse.head_stride;
-            host_lse[at] = select(0xff800000u, lse, sum > 0.0);
+            host_lse[at] = select(QUIET_NAN, select(0xff800000u, lse, sum > 0.0), is_number);
         }
     }
 }

@@ -15,6 +15,9 @@
 const ROTATED_ROWS: u32 = 1u;
 const ROTATION_WORKGROUP: u32 = 64u;
 
+// Per invocation: whether a channel that it has loaded is no number.
+var<workgroup> sh_bad: array<u32, ROTATION_WORKGROUP>;
+
 @compute @workgroup_size(ROTATION_WORKGROUP)
 fn rotate_queries(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let item = work_item(group);
@@ -24,12 +27,22 @@ fn rotate_queries(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
     let query = item / HEADS_PER_GROUP;
     let head = group.y * HEADS_PER_GROUP + item % HEADS_PER_GROUP;
     let at = io.q.offset + query * io.q.token_stride + head * io.q.head_stride;
+    var bad = 0u;
     for (var channel = local; channel < HEAD_DIM; channel += ROTATION_WORKGROUP) {
-        sh_rows[channel] = element_bits(io.q.dtype, host_queries[element_word(io.q.dtype, at + channel)], at + channel);
+        let word = host_queries[element_word(io.q.dtype, at + channel)];
+        let bits = finite_or_nan(element_bits(io.q.dtype, word, at + channel));
+        bad |= select(0u, 1u, bits == QUIET_NAN);
+        sh_rows[channel] = bits;
     }
+    sh_bad[local] = bad;
     butterflies(UNROTATION_SCALE, local);
+    // A part of a row that is no number is the whole row, by integers: sums of NaN are not dependable under
+    // fast math.
+    for (var i = 0u; i < ROTATION_WORKGROUP; i++) {
+        bad |= sh_bad[i];
+    }
     let first = (query * KV_HEADS * HEADS_PER_GROUP + head) * HEAD_DIM;
     for (var channel = local; channel < HEAD_DIM; channel += ROTATION_WORKGROUP) {
-        rotated[first + channel] = sh_rows[channel];
+        rotated[first + channel] = select(sh_rows[channel], QUIET_NAN, bad != 0u);
     }
 }

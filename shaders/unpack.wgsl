@@ -32,7 +32,7 @@ fn unpack(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_ind
     let in_token = select(word, word - TOKEN_WORDS, is_value);
     let first = block * BLOCK_WORDS + (in_token / ROW_WORDS) * HEAD_WORDS;
     let in_row = in_token % ROW_WORDS;
-    var bits: u32;
+    var bits = 0u;
     if (WINDOW_FORMAT == F32) {
         bits = enter(WINDOW_FORMAT, packed_element(is_value, first, token, in_row));
     } else {

@@ -91,6 +91,18 @@ pub enum Error {
         /// First difference from the oracle.
         detail: String,
     },
+    /// An attention kernel computes something else than attention.
+    #[error(
+        "{adapter} computes wrong attention with the kernel {kernel}: {detail}; use another adapter, backend or driver, or another variant of the kernels"
+    )]
+    WrongAttention {
+        /// Name and driver of the adapter.
+        adapter: String,
+        /// The kernel: pass, rows per workgroup and variant.
+        kernel: String,
+        /// First difference from the oracle.
+        detail: String,
+    },
     /// The chosen variant of the kernels cannot run.
     #[error("the {variant} kernels need {needed}: choose another variant, or let the library choose")]
     VariantUnavailable {
@@ -117,6 +129,12 @@ pub enum Error {
     /// No such sequence in this cache (never created, or removed).
     #[error("{0} does not exist in this cache: create it with create_sequence()")]
     UnknownSequence(crate::plan::SequenceId),
+    /// The sequence is one of another cache.
+    #[error("{0} was created by another cache: use the ids that this cache gave")]
+    ForeignSequence(crate::plan::SequenceId),
+    /// The operation is one of another cache.
+    #[error("this operation is another cache's: discard it with the cache that returned it")]
+    ForeignOperation,
     /// The same sequence appears twice in one step or reorder.
     #[error("{0} appears twice: name each sequence once")]
     DuplicateSequence(crate::plan::SequenceId),

@@ -79,7 +79,7 @@ pub use snapshot::Snapshot;
 pub use state::{LayerState, UnpackedTokens};
 
 #[cfg(feature = "wgpu")]
-pub use gpu::{KvCache, KvCacheOptions, LayerBinding, LayerIo, Step, TensorView, Variant};
+pub use gpu::{KvCache, KvCacheOptions, LayerBinding, LayerIo, SelfTest, Step, TensorView, Variant};
 #[cfg(feature = "wgpu")]
 pub use wgpu;
 

@@ -371,6 +371,50 @@ fn clipping_lowers_the_squared_error() {
     }
 }
 
+/// Clipped parameters by the rule as it is written down, for groups of every range from none to the largest:
+/// the first of the smallest sums of squared errors, in integers, over all pairs of ends. Every pair wins
+/// somewhere.
+#[test]
+fn clipping_follows_its_rule_at_every_range() {
+    let mut normal = normals(14);
+    let mut winners = std::collections::BTreeSet::new();
+    for n in 0..6_000 {
+        let exponent = n % 84 - 68;
+        let scale = 2f32.powi(exponent);
+        // Tails of different lengths on both sides.
+        let (below, above) = ((n / 84 % 7) as f32 / 4.0, (n / 588 % 7) as f32 / 4.0);
+        let x: Vec<f32> = (0..32)
+            .map(|_| {
+                let x = normal();
+                let stretched = if x < 0.0 { x * (1.0 - x * below) } else { x * (1.0 + x * above) };
+                widen(enter(stretched * scale, Dtype::F32), Dtype::F32)
+            })
+            .collect();
+        let bits = [Bits::Two, Bits::Three, Bits::Four][n as usize % 3];
+        let format = TensorFormat::new(bits);
+        let (min, max) = x.iter().fold((f32::MAX, f32::MIN), |(a, b), &x| (a.min(x), b.max(x)));
+        let range = max - min;
+        // Below 2^-60 the ends stay.
+        let steps = if range < 2f32.powi(-60) { 1 } else { 6 };
+        let coarse = f32::from_bits(range.to_bits() & 0xffff_0000) * (5.0 / 128.0);
+        let unit = 2f64.powi(12 - range.log2().floor() as i32);
+        let pairs = (0..steps).flat_map(|i| (0..steps).map(move |j| (i, j)));
+        let tried = pairs.map(|(i, j)| {
+            let p = format.fit(&[min + i as f32 * coarse, max - j as f32 * coarse]);
+            let errors = x.iter().map(|&x| {
+                let above = (f64::from(x - p.min()) * unit).clamp(-1_048_576.0, 1_048_576.0) as i64;
+                let level = (f64::from(code(bits, p, x) as f32 * p.scale()) * unit).min(1_048_576.0) as i64;
+                (above - level).abs().min(2047).pow(2)
+            });
+            (errors.sum::<i64>(), (i, j), p)
+        });
+        let (_, pair, expected) = tried.min_by_key(|(error, ..)| *error).unwrap();
+        assert_eq!(format.with_clipping().fit(&x), expected, "{n}: 2^{exponent}, {pair:?}");
+        winners.insert(pair);
+    }
+    assert_eq!(winners.len(), 36, "{winners:?}");
+}
+
 /// The rotation against its definition, and back.
 #[test]
 fn rotations_are_hadamard_transforms_with_an_inverse() {

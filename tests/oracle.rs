@@ -157,7 +157,8 @@ fn layers_are_as_alone() {
         mixed = mixed.with_layer_format([layer], format);
     }
     let mut mixed = CpuCache::new(&mixed).unwrap();
-    let mut alone = formats.map(|format| CpuCache::new(&base.clone().with_format(format)).unwrap());
+    let own = |format| CpuCache::with_id(&base.clone().with_format(format), mixed.id()).unwrap();
+    let mut alone = formats.map(own);
     let mut seed = 17;
     let s = mixed.create_sequence().unwrap();
     alone.iter_mut().for_each(|cache| assert_eq!(cache.create_sequence(), Ok(s)));

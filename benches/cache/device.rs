@@ -1,5 +1,8 @@
 //! The device under test: how its time is measured, and how fast it copies.
 
+#[path = "../../examples/support/adapters.rs"]
+mod adapters;
+
 use kivi_wgpu::{KvCache, wgpu};
 use std::time::{Duration, Instant};
 
@@ -50,19 +53,11 @@ struct Timestamps {
 }
 
 impl Device {
-    /// The default adapter, or the first whose name contains `KIVI_ADAPTER`, with all features that the library can use.
+    /// The adapter that `KIVI_ADAPTER` names or wgpu prefers, with all features that the library can use.
     pub fn open() -> Device {
         let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
         pollster::block_on(async {
-            let wanted = std::env::var("KIVI_ADAPTER").unwrap_or_default().to_lowercase();
-            let all = instance.enumerate_adapters(wgpu::Backends::all()).await;
-            let adapter = if wanted.is_empty() {
-                instance.request_adapter(&Default::default()).await.expect("an adapter")
-            } else {
-                let mut all = all.into_iter();
-                let named = all.find(|a| a.get_info().name.to_lowercase().contains(&wanted));
-                named.unwrap_or_else(|| panic!("no adapter is named like {wanted:?}"))
-            };
+            let adapter = adapters::choose(&instance, None).await.unwrap_or_else(|error| panic!("{error}"));
             let features = KvCache::optional_features() | wgpu::Features::TIMESTAMP_QUERY;
             let descriptor = wgpu::DeviceDescriptor {
                 required_features: adapter.features() & features,

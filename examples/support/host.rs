@@ -1,5 +1,8 @@
 //! What an application has anyway: a device, buffers, a way to read them back.
 
+#[path = "adapters.rs"]
+mod adapters;
+
 use kivi_wgpu::{KvCache, wgpu};
 
 pub struct Gpu {
@@ -10,17 +13,12 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// The default adapter with these limits, and those of its features that make the kernels faster.
+    /// The adapter that `KIVI_ADAPTER` names or wgpu prefers, with these limits and those of its features
+    /// that make the kernels faster.
     pub fn open(limits: &wgpu::Limits) -> Result<Gpu, Box<dyn std::error::Error>> {
         let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
         pollster::block_on(async {
-            let options = wgpu::RequestAdapterOptions {
-                power_preference: wgpu::PowerPreference::HighPerformance,
-                ..Default::default()
-            };
-            let adapter = instance.request_adapter(&options).await.map_err(|e| {
-                format!("wgpu finds no adapter ({e}): `cargo xtask demo` installs a software one")
-            })?;
+            let adapter = adapters::choose(&instance, None).await?;
             let descriptor = wgpu::DeviceDescriptor {
                 required_features: adapter.features() & KvCache::optional_features(),
                 required_limits: limits.clone(),

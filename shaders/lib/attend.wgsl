@@ -81,7 +81,7 @@ fn attend_split(group: vec3<u32>, local: u32) {
         sh[SH_BLOCK + local] = bias_part(split, head, quad, slice, row);
         workgroupBarrier();
     }
-    var logits: Logits;
+    var logits = Logits();
     if (slice == 0u) {
         var bias = vec4<f32>();
         for (var i = 0u; i < BIAS_PARTS; i++) {
@@ -176,7 +176,7 @@ fn attend_split(group: vec3<u32>, local: u32) {
     let value_row = pair * VALUE_ROWS;
     let quads = (split.tokens + 3u) / 4u;
     let per_share = (quads + TOKEN_SHARES - 1u) / TOKEN_SHARES;
-    var sums: Sums;
+    var sums = Sums();
     if (share < TOKEN_SHARES) {
         let begin = share * per_share;
         sums = tile_values(split, head, chunk, value_row, begin, min(begin + per_share, quads));

@@ -39,10 +39,10 @@ fn query_channels(first: u32) -> Parts {
     if (io.q.dtype == F32) {
         let at = first / 4u;
         return Parts(
-            bitcast<vec4<f32>>(host_queries4[at]),
-            bitcast<vec4<f32>>(host_queries4[at + 1u]),
-            bitcast<vec4<f32>>(host_queries4[at + 2u]),
-            bitcast<vec4<f32>>(host_queries4[at + 3u]),
+            query_bits(host_queries4[at]),
+            query_bits(host_queries4[at + 1u]),
+            query_bits(host_queries4[at + 2u]),
+            query_bits(host_queries4[at + 3u]),
         );
     }
     let low = host_queries4[first / 8u];
@@ -50,10 +50,16 @@ fn query_channels(first: u32) -> Parts {
     return Parts(query_pairs(low.xy), query_pairs(low.zw), query_pairs(high.xy), query_pairs(high.zw));
 }
 
+// `finite_or_nan` of four channels.
+fn query_bits(bits: vec4<u32>) -> vec4<f32> {
+    let exponents = vec4<u32>(0x7f800000u);
+    return bitcast<vec4<f32>>(select(bits, vec4<u32>(QUIET_NAN), (bits & exponents) == exponents));
+}
+
 // Four channels of a 16-bit tensor.
 fn query_pairs(words: vec2<u32>) -> vec4<f32> {
     let d = io.q.dtype;
-    return bitcast<vec4<f32>>(vec4<u32>(
+    return query_bits(vec4<u32>(
         element_bits(d, words.x, 0u), element_bits(d, words.x, 1u), element_bits(d, words.y, 0u), element_bits(d, words.y, 1u)));
 }
 
@@ -150,8 +156,8 @@ fn attend_cluster(group: vec3<u32>, local: u32, in_subgroup: u32) {
     let first_item = work_item(group) * each;
     let end = min(first_item + each, params.count);
     var loaded = 0xffffffffu;
-    var tile: Tile;
-    var q: Rows;
+    var tile = Tile();
+    var q = Rows();
     for (var item = first_item; item < end; item++) {
         let run = read_run(item);
         if (run.tile != loaded) {
@@ -172,7 +178,7 @@ fn attend_cluster(group: vec3<u32>, local: u32, in_subgroup: u32) {
 
 // One item of a cluster, whose partial result is written if `writes`.
 fn attend_run(run: Run, tile: Tile, q: Rows, head: u32, row: u32, lane: u32, base: u32, writes: bool) {
-    var sums: Sums;
+    var sums = Sums();
     var highest = vec4<f32>(UNSEEN);
     var total = vec4<f32>();
     if (FOLD && run.fresh == 0u) {

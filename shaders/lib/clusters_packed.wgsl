@@ -63,7 +63,7 @@ fn lane_params(at: u32, lane: u32) -> Words {
 
 // Parameters of the values of quad `quad`, of those that begin at vector `at`: [token][group].
 fn quad_params(at: u32, quad: u32) -> Words {
-    var p: Words;
+    var p = Words();
     if (VALUE_COMPACT && VALUE_GROUPS == 1u) {
         p.w0 = four_params(at, quad, true);
     } else if (VALUE_COMPACT) {
@@ -97,7 +97,7 @@ fn key_words(at: u32, word: u32) -> vec4<u32> {
 
 // Logits of a quad of tokens: each lane's share of the products, then their sum to the lane that owns the quad.
 fn key_quad(logits: ptr<function, Logits>, q: Rows, row: u32, quad: u32, lane: u32) {
-    var part: Logits;
+    var part = Logits();
     let at = row + quad + lane * (KEY_LANE_WORDS * GROUP / 4u);
     if (KEY_BITS == 16u) {
         add_rows(&part, pair_channels(PACKED_FORMAT, key_words(at, 0u), key_words(at, 1u)), q.r0.p0, q.r1.p0, q.r2.p0, q.r3.p0);
@@ -144,7 +144,7 @@ fn unit_logits(split: Split, head: u32, first: u32, lane: u32, base: u32, q: Row
         bias = cluster_sum(vec4<f32>(dot_parts(q.r0, m), dot_parts(q.r1, m), dot_parts(q.r2, m), dot_parts(q.r3, m)));
     }
 
-    var logits: Logits;
+    var logits = Logits();
     for (var quad = 0u; quad < LANES; quad++) {
         key_quad(&logits, scaled, block / 4u + first_quad, quad, lane);
     }
@@ -228,7 +228,7 @@ fn value_quad(sums: ptr<function, Sums>, p: Logits, v: Words, codes: u32, quad: 
         return;
     }
     let at = codes + quad * VALUE_ROW_WORDS + lane;
-    var n: Words;
+    var n = Words();
     n.w0 = slab4[at];
     if (VALUE_BITS > 2u) {
         n.w1 = slab4[at + LANES];
@@ -251,8 +251,8 @@ fn value_quad(sums: ptr<function, Sums>, p: Logits, v: Words, codes: u32, quad: 
 fn unit_values(split: Split, head: u32, first: u32, lane: u32, base: u32, p: Logits) -> Sums {
     let block = head_words(split, head, first);
     let first_quad = (first % GROUP) / 4u;
-    var sums: Sums;
-    var params_of: Words;
+    var sums = Sums();
+    var params_of = Words();
     if (VALUE_BITS < 16u) {
         params_of = quad_params((block + VALUE_PARAMS) / 4u, first_quad + lane);
     }

@@ -39,7 +39,7 @@ fn dot_rows(q: Rows, x: Parts) -> vec4<f32> {
 
 fn unit_logits(split: Split, head: u32, first: u32, lane: u32, base: u32, q: Rows) -> Logits {
     let slots = own_slots(split, first, lane);
-    var logits: Logits;
+    var logits = Logits();
     for (var quad = 0u; quad < LANES; quad++) {
         let s = subgroupShuffle(slots, base + quad);
         let a = dot_rows(q, token_channels(s.x, 0u, head, lane));
@@ -55,7 +55,7 @@ fn unit_logits(split: Split, head: u32, first: u32, lane: u32, base: u32, q: Row
 
 fn unit_values(split: Split, head: u32, first: u32, lane: u32, base: u32, p: Logits) -> Sums {
     let slots = own_slots(split, first, lane);
-    var sums: Sums;
+    var sums = Sums();
     for (var quad = 0u; quad < LANES; quad++) {
         let owner = base + quad;
         let s = subgroupShuffle(slots, owner);

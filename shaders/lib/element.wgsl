@@ -44,6 +44,21 @@ fn element_bits(dtype: u32, word: u32, index: u32) -> u32 {
     return half << 16u;
 }
 
+// A logit that a row does not see. Finite: infinities are not dependable under fast math.
+const UNSEEN: f32 = -3.0e38;
+// The maximum of a row whose attention is not a number, because of its query, its learned sink or a logit
+// beyond f32: above all logits.
+const NOT_A_NUMBER: f32 = 3.2e38;
+// f32 bits of 3e38: a magnitude from here on is no logit.
+const BEYOND: u32 = 0x7f61b1e6u;
+const QUIET_NAN: u32 = 0x7fc00000u;
+
+// Bits of a number as they are, of an infinity or NaN those of the one quiet NaN: each of its products is
+// NaN, whatever it meets. By integers, since fast math may assume that there are neither.
+fn finite_or_nan(bits: u32) -> u32 {
+    return select(bits, QUIET_NAN, (bits & 0x7f800000u) == 0x7f800000u);
+}
+
 // Index of the word that holds element `index`.
 fn element_word(dtype: u32, index: u32) -> u32 {
     return select(index >> 1u, index, dtype == F32);

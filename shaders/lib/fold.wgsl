@@ -63,7 +63,7 @@ fn products(row: u32, token: u32, v: u32) -> vec4<f32> {
 
 // The logits of this invocation's rows and tokens. Begins with a barrier.
 fn tile_logits(tile: Tile, split: Split, head: u32, first_token: u32, row: u32, column: u32, local: u32) -> TileLogits {
-    var logits: TileLogits;
+    var logits = TileLogits();
     for (var first = 0u; first < HEAD_VECS; first += CHUNK_VECS) {
         workgroupBarrier();
         if (local < ROWS * CHUNK_VECS) {
@@ -71,7 +71,8 @@ fn tile_logits(tile: Tile, split: Split, head: u32, first_token: u32, row: u32, 
         }
         for (var i = local; i < KEY_TILE * CHUNK_VECS; i += FOLD_WORKGROUP) {
             let v = first + i % CHUNK_VECS;
-            // Past the last token it is the last: what lies behind may be NaN, and 0 * NaN is NaN.
+            // Past the last token it is the last, so that no load leaves the page. No result depends on it:
+            // no row sees such a token, whatever its logit, and `add_values` stops before it.
             let token = min(first_token + i / CHUNK_VECS, split.tokens - 1u);
             var k = vec4<f32>();
             if (v < HEAD_VECS) {
@@ -82,7 +83,7 @@ fn tile_logits(tile: Tile, split: Split, head: u32, first_token: u32, row: u32, 
         workgroupBarrier();
         // Sums of 16 channels, then the sum of these: a long sum would round more. The bound is not constant, so that no compiler unrolls the loop
         // and loads all vectors at once, for which there are not registers enough.
-        var part: TileLogits;
+        var part = TileLogits();
         for (var v = 0u; v < min(CHUNK_VECS, HEAD_VECS - first); v++) {
             part.a += products(row, column, v);
             if (TOKENS_EACH > 1u) {
@@ -161,6 +162,7 @@ fn add_values(
     let at_b = min(column + COLUMNS, HEAD_VECS - 1u);
     for (var first = 0u; first < KEY_TILE; first += VALUE_TOKENS) {
         workgroupBarrier();
+        // As in `tile_logits`: the sums below stop at the last token.
         for (var i = local; i < VALUE_TOKENS * HEAD_VECS; i += FOLD_WORKGROUP) {
             let token = min(first_token + first + i / HEAD_VECS, split.tokens - 1u);
             sh[i] = value_vector(split, head, token, i % HEAD_VECS);
@@ -211,7 +213,7 @@ fn fold_run(group: vec3<u32>, local: u32) {
     let at2 = partial_at(run.partial, row + 2u, head);
     let at3 = partial_at(run.partial, row + 3u, head);
 
-    var sums: TileSums;
+    var sums = TileSums();
     var highest = vec4<f32>(UNSEEN);
     var total = vec4<f32>();
     if (run.fresh == 0u) {
@@ -247,11 +249,11 @@ fn fold_run(group: vec3<u32>, local: u32) {
                 logits.b = capped(logits.b);
             }
             let seen_a = rows_that_see(tile, split, row, token + column);
-            var most = select(vec4<f32>(UNSEEN), logits.a, seen_a);
+            var most = ranked(logits.a, seen_a);
             var seen_b = vec4<bool>();
             if (TOKENS_EACH > 1u) {
                 seen_b = rows_that_see(tile, split, row, token + column + COLUMNS);
-                most = max(most, select(vec4<f32>(UNSEEN), logits.b, seen_b));
+                most = max(most, ranked(logits.b, seen_b));
             }
             let before = highest;
             highest = max(highest, row_max(most, local));
@@ -265,7 +267,7 @@ fn fold_run(group: vec3<u32>, local: u32) {
                 weights += q;
             }
             total *= shrink;
-            var part: TileSums;
+            var part = TileSums();
             add_values(&part, split, head, token, row_group, column, local);
             join_sums(&sums, shrink, part);
         }

@@ -114,10 +114,10 @@ fn add_logits(logits: ptr<function, Logits>, split: Split, head: u32, quad: u32,
     var sum2 = vec4<i32>();
     var sum3 = vec4<i32>();
     for (var chunk = slice; chunk < DOT_CHUNKS; chunk += KEY_SLICES) {
-        var c0: vec4<u32>;
-        var c1: vec4<u32>;
-        var c2: vec4<u32>;
-        var c3: vec4<u32>;
+        var c0 = vec4<u32>();
+        var c1 = vec4<u32>();
+        var c2 = vec4<u32>();
+        var c3 = vec4<u32>();
         if (KEY_LOW_BITS == 2u) {
             let words = slab4[at + chunk * (GROUP / 4u)];
             let bits = high_bits(at, chunk);

@@ -21,7 +21,7 @@ fn add_logits(logits: ptr<function, Logits>, split: Split, head: u32, quad: u32,
         let high = high_bits(at, word);
         let scale = word_scales(first, word);
         let v = word * KEY_PARTS;
-        var part: Logits;
+        var part = Logits();
         logit_part(&part, key_part(words, high, 0u), scale.p0, row, v);
         if (KEY_PARTS > 1u) {
             logit_part(&part, key_part(words, high, 1u), scale.p1, row, v + 1u);

@@ -88,7 +88,7 @@ fn word_minima(first: u32, word: u32) -> Parts {
 
 // This invocation's share of sum_d q_d m_d of its block: the words that fall to it.
 fn bias_part(split: Split, head: u32, quad: u32, slice: u32, row: u32) -> vec4<f32> {
-    var part: Dots;
+    var part = Dots();
     if (4u * quad < split.tokens) {
         let first = head_words(split, head, 4u * quad);
         for (var word = lane_of(quad, slice); word < KEY_LOW_WORDS; word += BLOCK_LANES) {

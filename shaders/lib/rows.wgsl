@@ -7,9 +7,6 @@
 @group(1) @binding(0) var<storage, read> io: Io;
 @group(1) @binding(1) var<storage, read> host_queries: array<u32>;
 
-// A logit that a row does not see. Finite: infinities are not dependable under fast math.
-const UNSEEN: f32 = -3.0e38;
-
 struct Split {
     source: u32,
     tokens: u32,
@@ -93,7 +90,7 @@ fn query_first(tile: Tile, head: u32, row: u32) -> u32 {
 
 fn query_element(index: u32) -> f32 {
     let word = host_queries[element_word(io.q.dtype, index)];
-    return bitcast<f32>(element_bits(io.q.dtype, word, index));
+    return bitcast<f32>(finite_or_nan(element_bits(io.q.dtype, word, index)));
 }
 
 // Which of the four tokens from `token` on row `row` sees: those up to its own position, from the first of its sliding window on.
@@ -112,7 +109,13 @@ fn has_soft_cap(split: Split) -> bool {
     return SOFT_CAPS && ((params.soft_cap > 0.0) & (split.tokens > 0u));
 }
 
-// cap * tanh(l / cap). The built-in tanh may overflow or be coarse; this is exact to a few units in the last place of the cap.
+// Which logits are no numbers.
+fn beyond(l: vec4<f32>) -> vec4<bool> {
+    return (bitcast<vec4<u32>>(l) & vec4<u32>(0x7fffffffu)) >= vec4<u32>(BEYOND);
+}
+
+// cap * tanh(l / cap). The built-in tanh may overflow or be coarse; this is exact to a few units in the last
+// place of the cap. What is no number stays so.
 fn capped(l: vec4<f32>) -> vec4<f32> {
     let x = l / params.soft_cap;
     let a = abs(x);
@@ -121,11 +124,16 @@ fn capped(l: vec4<f32>) -> vec4<f32> {
     // The series where (1 - t) / (1 + t) would lose digits, as a correction of l.
     let series = s * (-0.333333333 + s * (0.133333333 + s * (-0.0539682540 + s * 0.0218694885)));
     let far = sign(x) * params.soft_cap * ((1.0 - t) / (1.0 + t));
-    return select(far, fma(l, series, l), a < vec4<f32>(0.25));
+    return select(select(far, fma(l, series, l), a < vec4<f32>(0.25)), l, beyond(l));
+}
+
+// Logits as a maximum takes them: what is not seen lies below all others, what is no number above.
+fn ranked(logits: vec4<f32>, seen: vec4<bool>) -> vec4<f32> {
+    return select(vec4<f32>(UNSEEN), select(logits, vec4<f32>(NOT_A_NUMBER), beyond(logits)), seen);
 }
 
 fn largest(logits: vec4<f32>, seen: vec4<bool>) -> f32 {
-    let l = select(vec4<f32>(UNSEEN), logits, seen);
+    let l = ranked(logits, seen);
     return max(max(l.x, l.y), max(l.z, l.w));
 }
 

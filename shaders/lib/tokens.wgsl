@@ -7,7 +7,7 @@
 // f32 bits of `channel` of a token's key (`tensor` = 0) or value (1).
 fn token_bits(slot: u32, tensor: u32, head: u32, channel: u32) -> u32 {
     let at = head * ROW_WORDS + element_word(WINDOW_FORMAT, channel);
-    var word: u32;
+    var word = 0u;
     if ((slot & STAGING_BIT) != 0u) {
         word = staging[((slot & ~STAGING_BIT) + tensor * STAGING_SLOTS) * TOKEN_WORDS + at];
     } else {

@@ -13,7 +13,7 @@ fn add_token(sums: ptr<function, Sums>, split: Split, head: u32, token: u32, chu
 }
 
 fn tile_values(split: Split, head: u32, chunk: u32, row: u32, begin: u32, end: u32) -> Sums {
-    var sums: Sums;
+    var sums = Sums();
     for (var quad = begin; quad < end; quad++) {
         let a = sh[row * QUADS + quad];
         var b = vec4<f32>();

@@ -12,7 +12,7 @@ fn add_token(sums: ptr<function, Sums>, zero: ptr<function, vec2<f32>>, first: u
 }
 
 fn tile_values(split: Split, head: u32, chunk: u32, row: u32, begin: u32, end: u32) -> Sums {
-    var sums: Sums;
+    var sums = Sums();
     var zero = vec2<f32>();
     for (var quad = begin; quad < end; quad++) {
         let first = head_words(split, head, 4u * quad);

@@ -8,7 +8,7 @@ fn add_token(sums: ptr<function, Sums>, first: u32, token: u32, chunk: u32, p: v
 }
 
 fn tile_values(split: Split, head: u32, chunk: u32, row: u32, begin: u32, end: u32) -> Sums {
-    var sums: Sums;
+    var sums = Sums();
     for (var quad = begin; quad < end; quad++) {
         let first = head_words(split, head, 4u * quad);
         let token = (4u * quad) % GROUP;

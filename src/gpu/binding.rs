@@ -7,8 +7,7 @@ use super::pipelines::now_or_never;
 use crate::error::Error;
 use crate::format::Dtype;
 use crate::geometry::Geometry;
-use crate::plan::StepPlan;
-use std::sync::Arc;
+use crate::plan::{CacheId, StepPlan};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a tensor is for.
@@ -211,7 +210,7 @@ fn any_overlap(mut ranges: Vec<(u64, u64)>) -> bool {
 /// It keeps the host's buffers alive until it is dropped; the cache itself never does.
 #[derive(Debug)]
 pub struct LayerBinding {
-    pub(super) cache: Arc<()>,
+    pub(super) cache: CacheId,
     pub(super) append: Option<wgpu::BindGroup>,
     pub(super) queries: Option<wgpu::BindGroup>,
     pub(super) output: Option<wgpu::BindGroup>,
@@ -257,7 +256,7 @@ impl LayerBinding {
             return Err(Error::BindingIncomplete { what: "queries and output together" });
         }
         let mut binding = LayerBinding {
-            cache: cache.identity(),
+            cache: cache.id(),
             append: None,
             queries: None,
             output: None,

@@ -4,6 +4,7 @@ use super::binding::LayerBinding;
 use super::class::{Class, check_limits};
 use super::io::LayerIo;
 use super::pipelines::{HostLayouts, Layouts};
+use super::self_test::{self, SelfTest, Wrong};
 use super::step::{Part, Step};
 use super::variant::Variant;
 use super::work::Work;
@@ -11,7 +12,7 @@ use crate::config::CacheConfig;
 use crate::error::Error;
 use crate::geometry::Geometry;
 use crate::memory::MemoryUsage;
-use crate::plan::{Operation, Planner, SequenceId, SequenceStep, all_or_none, the_same};
+use crate::plan::{CacheId, Operation, Planner, SequenceId, SequenceStep, all_or_none, the_same};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -25,6 +26,8 @@ pub struct KvCacheOptions<'a> {
     pub warm_up: bool,
     /// The attention kernels to run; `None`: what suits the device, see [`KvCache::variant`].
     pub variant: Option<Variant>,
+    /// What is tried out on the device at construction. Default: everything.
+    pub self_test: SelfTest,
 }
 
 impl<'a> KvCacheOptions<'a> {
@@ -42,6 +45,13 @@ impl<'a> KvCacheOptions<'a> {
         self
     }
 
+    /// Tries out so much at construction.
+    #[must_use]
+    pub fn with_self_test(mut self, self_test: SelfTest) -> Self {
+        self.self_test = self_test;
+        self
+    }
+
     /// Builds every pipeline at construction.
     #[must_use]
     pub fn with_warm_up(mut self) -> Self {
@@ -53,7 +63,7 @@ impl<'a> KvCacheOptions<'a> {
 /// A quantized key/value cache on a host's wgpu device. See the [crate docs](crate) for an example.
 ///
 /// It never submits and never blocks, except where a name says so and for the self-test at construction. It installs no callback on the device.
-/// Ids of sequences and operations belong to the cache that gave them.
+/// Ids of sequences, operations and bindings belong to the cache that gave them; another refuses them.
 #[derive(Debug)]
 pub struct KvCache {
     pub(super) device: wgpu::Device,
@@ -65,17 +75,22 @@ pub struct KvCache {
     layouts: Arc<Layouts>,
     /// As [`Class::failing`], of all classes.
     failing: Arc<(AtomicU64, AtomicU64)>,
-    identity: Arc<()>,
+    id: CacheId,
 }
 
 impl KvCache {
     /// An empty cache on the host's device.
     ///
-    /// Allocates what `capacity` tokens need; a pool that is full grows by slabs. The kernels' arithmetic is checked by packing a few adversarial groups, and
-    /// where subgroup kernels are wanted the order of a workgroup's invocations, for which small command buffers are submitted to `queue`.
+    /// Allocates what `capacity` tokens need; a pool that is full grows by slabs. The kernels are tried out,
+    /// for which small command buffers are submitted to `queue`: they pack a few adversarial groups, and
+    /// every attention kernel that the configuration can run attends. If one computes wrongly, portable
+    /// kernels take its variant's place, which is logged as a warning with the kernel's name
+    /// ([`Self::variant`] names what runs); if portable ones do, the device is refused. [`SelfTest::Words`]
+    /// leaves attention out.
     ///
     /// # Errors
-    /// An invalid configuration, a device limit that is too low, [`Error::OutOfMemory`], [`Error::Arithmetic`].
+    /// An invalid configuration, a device limit that is too low, [`Error::OutOfMemory`],
+    /// [`Error::Arithmetic`], [`Error::WrongAttention`].
     pub async fn new(
         device: &wgpu::Device,
         queue: &wgpu::Queue,
@@ -87,7 +102,8 @@ impl KvCache {
     /// As [`Self::new`], with options.
     ///
     /// # Errors
-    /// As [`Self::new`], and [`Error::VariantUnavailable`]; with a warm-up, [`Error::Device`] if a pipeline cannot be built.
+    /// As [`Self::new`], and [`Error::VariantUnavailable`]; [`Error::WrongAttention`] if it is the variant
+    /// that the options name; with a warm-up, [`Error::Device`] if a pipeline cannot be built.
     pub async fn with_options(
         device: &wgpu::Device,
         queue: &wgpu::Queue,
@@ -102,12 +118,40 @@ impl KvCache {
                 // A pool that begins empty: another cache of the kind stands in.
                 let smallest = vec![g.smallest()?];
                 let mut filled = Self::of_classes(device, queue, smallest, options).await?;
-                super::self_test::run(&mut filled, 0).await?;
+                filled.try_out(0, options).await?;
+                cache.classes[class].run_variant(filled.variant(), options)?;
             } else {
-                super::self_test::run(&mut cache, class).await?;
+                cache.try_out(class, options).await?;
             }
         }
         Ok(cache)
+    }
+
+    /// Tests the kernels of a class of layers, and replaces those that attend wrongly if the host has not
+    /// chosen them.
+    pub(super) async fn try_out(&mut self, class: usize, options: &KvCacheOptions<'_>) -> Result<(), Error> {
+        self_test::words(self, class).await?;
+        if options.self_test == SelfTest::Words {
+            return Ok(());
+        }
+        while let Some(Wrong { kernel, detail }) = self_test::attention(self, class).await? {
+            let adapter = self.adapter();
+            let variant = self.classes[class].pipelines.variant();
+            if variant == Variant::Portable || options.variant.is_some() {
+                return Err(Error::WrongAttention { adapter, kernel, detail });
+            }
+            log::warn!(
+                "{adapter} computes wrong attention with {kernel}: {detail}; portable kernels replace those of {variant:?}"
+            );
+            self.classes[class].run_variant(Variant::Portable, options)?;
+        }
+        Ok(())
+    }
+
+    /// The adapter and its driver, for messages.
+    pub(super) fn adapter(&self) -> String {
+        let info = self.device.adapter_info();
+        format!("{} ({} {})", info.name, info.driver, info.driver_info)
     }
 
     /// Of classes that have not been tested yet.
@@ -123,14 +167,15 @@ impl KvCache {
         let places = Geometry::places(&geometries);
         let layouts = Arc::new(Layouts::new(device));
         let failing = Arc::<(AtomicU64, AtomicU64)>::default();
+        let id = CacheId::unique();
         let mut classes = Vec::with_capacity(geometries.len());
         for g in geometries {
-            let mut class = Class::allocate(device, queue, g, layouts.clone(), options).await?;
+            let mut class = Class::allocate(device, queue, (id, g), layouts.clone(), options).await?;
             class.failing = failing.clone();
             classes.push(class);
         }
         let (device, queue) = (device.clone(), queue.clone());
-        Ok(KvCache { device, queue, classes, places, layouts, failing, identity: Arc::new(()) })
+        Ok(KvCache { device, queue, classes, places, layouts, failing, id })
     }
 
     /// As [`Self::new`]; blocks until the self-test has run.
@@ -320,8 +365,10 @@ impl KvCache {
         self.classes.iter_mut().try_for_each(|class| class.planner.discard(operation))
     }
 
-    pub(super) fn identity(&self) -> Arc<()> {
-        self.identity.clone()
+    /// What its ids carry, for tests that give them to an oracle.
+    #[doc(hidden)]
+    pub fn id(&self) -> CacheId {
+        self.id
     }
 
     pub(super) fn host_layouts(&self) -> &HostLayouts {

@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::format::Dtype;
 use crate::geometry::Geometry;
 use crate::memory::MemoryUsage;
-use crate::plan::Planner;
+use crate::plan::{CacheId, Planner};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -37,7 +37,7 @@ impl Class {
     pub(super) async fn allocate(
         device: &wgpu::Device,
         queue: &wgpu::Queue,
-        g: Geometry,
+        (cache, g): (CacheId, Geometry),
         layouts: Arc<Layouts>,
         options: &KvCacheOptions<'_>,
     ) -> Result<Class, Error> {
@@ -68,11 +68,7 @@ impl Class {
             let layer = || LayerBuffers::new(device, &pipelines.layouts.cache, &shared, ring, slabs);
             layers.push(scoped(device, layer)?);
         }
-        if options.warm_up {
-            for pass in Pass::all(&g) {
-                pipelines.ensure(device, &g, pass, options.pipeline_cache)?;
-            }
-        }
+        pipelines.warm_up(device, &g, options)?;
         log::info!(
             "KV cache: {} layers on {}: {:.2} bits per packed element, {} pages of 256 tokens in {} slabs per layer, {} bytes, {variant:?} kernels",
             g.layers,
@@ -85,13 +81,26 @@ impl Class {
         Ok(Class {
             uploads: Uploads::new(device, g.plan_bytes())?,
             device: device.clone(),
-            planner: Planner::new(g),
+            planner: Planner::of(cache, g),
             pipelines,
             pipeline_cache: options.pipeline_cache.cloned(),
             layers,
             shared,
             failing: Default::default(),
         })
+    }
+
+    /// Runs the attention kernels of a variant from now on, if it does not yet.
+    pub(super) fn run_variant(
+        &mut self,
+        variant: Variant,
+        options: &KvCacheOptions<'_>,
+    ) -> Result<(), Error> {
+        if variant != self.pipelines.variant() {
+            self.pipelines = Pipelines::new(self.pipelines.layouts.clone(), variant);
+            self.pipelines.warm_up(&self.device, self.planner.geometry(), options)?;
+        }
+        Ok(())
     }
 
     pub(super) fn geometry(&self) -> &Geometry {
@@ -105,6 +114,12 @@ impl Class {
 
     /// Builds what `work` needs and records the upload of its words.
     pub(super) fn prepare(&mut self, encoder: &mut wgpu::CommandEncoder, work: &Work) -> Result<(), Error> {
+        self.build_for(work)?;
+        self.uploads.record(&self.device, encoder, &self.shared.plan, bytemuck::cast_slice(&work.words))
+    }
+
+    /// Builds what `work` needs, whose words fit the plan buffer.
+    pub(super) fn build_for(&mut self, work: &Work) -> Result<(), Error> {
         for layer in &mut self.layers {
             layer.bound_across();
         }
@@ -119,12 +134,12 @@ impl Class {
                 })?;
             }
         }
-        let bytes: &[u8] = bytemuck::cast_slice(&work.words);
-        if bytes.len() as u64 > self.shared.plan.size() {
-            debug_assert!(false, "{} bytes of plan, {} at most", bytes.len(), self.shared.plan.size());
-            return Err(Error::Device(format!("a plan of {} bytes is longer than it can be", bytes.len())));
+        let (bytes, most) = (4 * work.words.len() as u64, self.shared.plan.size());
+        if bytes > most {
+            debug_assert!(false, "{bytes} bytes of plan, {most} at most");
+            return Err(Error::Device(format!("a plan of {bytes} bytes is longer than it can be")));
         }
-        self.uploads.record(&self.device, encoder, &self.shared.plan, bytes)
+        Ok(())
     }
 
     /// Every buffer, for tests.

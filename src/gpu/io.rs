@@ -41,7 +41,16 @@ impl<'a> TensorView<'a> {
     }
 }
 
-/// The tensors of a layer. A step that only appends needs no queries and output; one that only attends no keys and values.
+/// The tensors of a layer. A step that only appends needs no queries and output; one that only attends no
+/// keys and values.
+///
+/// Numbers that are not finite, or beyond f32 on the way:
+/// - **Keys and values** are sanitized as they enter the cache: NaN becomes 0, an infinity the largest
+///   magnitude of the window format (65504, bf16: 65280).
+/// - **A query** with a NaN or an infinity makes its own row (of one token and query head) NaN, in the output
+///   and in the log-sum-exp; so does a logit whose magnitude exceeds 2·10³⁸, and a learned sink logit that is
+///   NaN or +∞. No other row changes. A sink logit of −∞ is none.
+/// - A row that sees no token has output 0 and log-sum-exp −∞.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LayerIo<'a> {
     /// New keys after RoPE, `[token][kv head][head_dim]`.

@@ -25,6 +25,7 @@ pub use binding::LayerBinding;
 pub use cache::{KvCache, KvCacheOptions};
 pub use catalog::{CatalogEntry, catalog};
 pub use io::{IoParams, LayerIo, TensorView, ViewParams};
+pub use self_test::SelfTest;
 pub use shaders::{Pass, ShaderSource};
 pub use step::{Step, Target};
 pub use variant::Variant;

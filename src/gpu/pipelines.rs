@@ -1,5 +1,6 @@
 //! Bind group layouts and compute pipelines.
 
+use super::cache::KvCacheOptions;
 use super::shaders::Pass;
 use super::variant::Variant;
 use crate::error::Error;
@@ -110,6 +111,21 @@ impl Pipelines {
         self.built.get(&pass)
     }
 
+    /// Builds all passes, if a host's options ask for it.
+    pub(super) fn warm_up(
+        &mut self,
+        device: &wgpu::Device,
+        g: &Geometry,
+        options: &KvCacheOptions<'_>,
+    ) -> Result<(), Error> {
+        if options.warm_up {
+            Pass::all(g)
+                .into_iter()
+                .try_for_each(|pass| self.ensure(device, g, pass, options.pipeline_cache))?;
+        }
+        Ok(())
+    }
+
     /// Builds `pass` if that has not been done.
     pub(super) fn ensure(
         &mut self,
@@ -118,9 +134,36 @@ impl Pipelines {
         pass: Pass,
         pipeline_cache: Option<&wgpu::PipelineCache>,
     ) -> Result<(), Error> {
-        if self.built.contains_key(&pass) {
-            return Ok(());
+        if !self.built.contains_key(&pass) {
+            let text = pass.source(g, self.variant).target_text();
+            let pipeline = self.build(device, pass, text, pipeline_cache)?;
+            log::debug!("built {pass:?}");
+            self.built.insert(pass, pipeline);
         }
+        Ok(())
+    }
+
+    /// Runs `edit` over the text of a pass, for tests of what happens where a kernel is wrong.
+    #[cfg(test)]
+    pub(super) fn break_pass(
+        &mut self,
+        device: &wgpu::Device,
+        g: &Geometry,
+        pass: Pass,
+        edit: impl Fn(&str) -> String,
+    ) {
+        let text = edit(&pass.source(g, self.variant).target_text());
+        let pipeline = self.build(device, pass, text, None).unwrap();
+        self.built.insert(pass, pipeline);
+    }
+
+    fn build(
+        &self,
+        device: &wgpu::Device,
+        pass: Pass,
+        text: String,
+        pipeline_cache: Option<&wgpu::PipelineCache>,
+    ) -> Result<wgpu::ComputePipeline, Error> {
         let layouts = &self.layouts;
         let layout = match pass {
             Pass::Append => &layouts.append,
@@ -133,13 +176,12 @@ impl Pipelines {
             Pass::CopyTokens | Pass::CopyBlocks => &layouts.in_place,
             Pass::CopyBlocksAcross | Pass::Unpack | Pass::UnpackRotated(_) => &layouts.across,
         };
-        let source = pass.source(g, self.variant);
         let scopes =
             [wgpu::ErrorFilter::Internal, wgpu::ErrorFilter::OutOfMemory, wgpu::ErrorFilter::Validation]
                 .map(|filter| device.push_error_scope(filter));
         let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
             label: Some(pass.entry_point()),
-            source: wgpu::ShaderSource::Wgsl(source.target_text().into()),
+            source: wgpu::ShaderSource::Wgsl(text.into()),
         });
         let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label: Some(pass.entry_point()),
@@ -158,9 +200,7 @@ impl Pipelines {
         if let Some(error) = errors.last() {
             return Err(Error::Device(format!("{}: {error}", pass.entry_point())));
         }
-        log::debug!("built {pass:?}");
-        self.built.insert(pass, pipeline);
-        Ok(())
+        Ok(pipeline)
     }
 }
 

@@ -127,7 +127,7 @@ impl KvCache {
     }
 }
 
-async fn submit_and_read(
+pub(super) async fn submit_and_read(
     device: &wgpu::Device,
     queue: &wgpu::Queue,
     gather: &Gather<'_>,

@@ -8,7 +8,6 @@ use super::shaders::Pass;
 use super::work::{Dispatch, Work};
 use crate::error::Error;
 use crate::plan::{Operation, PlannedStep, StepPlan, the_same};
-use std::sync::Arc;
 
 /// Where work is recorded: an encoder, or a compute pass that the host has begun on the encoder which holds the step's upload.
 #[derive(Debug)]
@@ -149,7 +148,7 @@ impl<'a> Step<'a> {
 
     fn check(&self, layer: u32, binding: &LayerBinding, appends: bool) -> Result<(usize, usize), Error> {
         let place = self.cache.place(layer)?;
-        if !Arc::ptr_eq(&binding.cache, &self.cache.identity()) {
+        if binding.cache != self.cache.id() {
             return Err(Error::ForeignBinding);
         }
         binding.check_step(self.plan(), appends)?;

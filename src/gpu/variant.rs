@@ -16,11 +16,18 @@ pub enum Variant {
     /// head_dim of 64 or 128, groups of at least `head_dim / 4` tokens and at most 4 value groups per token, on devices with
     /// [`wgpu::Features::SUBGROUP`] whose subgroups have at least `head_dim / 16` invocations.
     Subgroups,
-    /// Logits of decode steps by integer dot products (`dot4I8Packed`), with the queries times the scales rounded to 8 bits per row and block; the rest
-    /// as [`Variant::Portable`]. For keys of 2, 3 or 4 bits and a head_dim that is a multiple of 16, not on DX12;
-    /// in tiles of more rows than workgroup memory holds (about 8: several new tokens, or more than 8 query heads per KV head) and in long chunks
-    /// keys are as in `Portable`. On the activations in tests/data with 2-bit keys
-    /// and values the rounding moves a row of the output by 0.3 % of its norm on average and by up to 6 %, where 2 bits have moved it by 13 %.
+    /// Logits of decode steps by integer dot products (`dot4I8Packed`), with the queries times the scales
+    /// rounded to 8 bits per row and block; the rest as [`Variant::Portable`]. For keys of 2, 3 or 4 bits and
+    /// a head_dim that is a multiple of 16, not on DX12; in tiles of more rows than workgroup memory holds
+    /// (about 8: several new tokens, or more than 8 query heads per KV head) and in long chunks keys are as
+    /// in `Portable`.
+    ///
+    /// Never chosen by default: what the rounding does to a row of the output depends on the model. With
+    /// 2-bit keys and values it moves a row by 0.3 % of its norm on average and by up to 6 % on the
+    /// activations in tests/data, by 1.9 % and 19.5 % on a layer of a real model that is not among them; 2
+    /// bits have moved it by 13 %. It takes 5.1 instead of 8.0 vector instructions per element on AMD's
+    /// compiler; on an NVIDIA H200 it is faster with one query head per KV head (148 instead of 188 µs), as
+    /// fast with four, slower with eight.
     IntegerDot,
 }
 
@@ -93,7 +100,7 @@ impl Variant {
         queue: &wgpu::Queue,
         g: &Geometry,
     ) -> Result<Variant, Error> {
-        let wanted = chose.unwrap_or_else(|| Variant::preferred(&device.adapter_info(), g));
+        let wanted = chose.unwrap_or_else(|| Variant::preferred(&device.adapter_info()));
         let mut available = wanted.available(device, g);
         if wanted == Variant::Subgroups && available.is_ok() && !is_linear(device, queue, g).await? {
             available = Err("an adapter that numbers a workgroup's invocations subgroup by subgroup");
@@ -107,25 +114,13 @@ impl Variant {
         }
     }
 
-    /// The variant that pays on an adapter.
+    /// The variant that pays on an adapter, and attends within the bound that the README states.
     ///
-    /// `Subgroups` keeps the whole state of its rows in registers, which pays where workgroup memory and barriers are slow: on software adapters. GPUs
-    /// have not the registers. `IntegerDot` takes 5.1 instead of 8.0 vector instructions per element on AMD's compiler. On an NVIDIA H200 it is
-    /// faster with one query head per KV head (148 instead of 188 µs), as fast with four and slower with eight; there and on vendors' GPUs that have not
-    /// been measured a host has to choose it. It is preferred for 2-bit keys only: the error that it adds is small against theirs, but
-    /// not against that of 4-bit keys.
-    pub fn preferred(adapter: &wgpu::AdapterInfo, g: &Geometry) -> Variant {
-        const AMD: u32 = 0x1002;
-        if adapter.device_type == wgpu::DeviceType::Cpu {
-            Variant::Subgroups
-        } else if g.layout.keys.bits == Bits::Two
-            && adapter.vendor == AMD
-            && Variant::IntegerDot.runs_on(adapter.backend)
-        {
-            Variant::IntegerDot
-        } else {
-            Variant::Portable
-        }
+    /// `Subgroups` keeps the whole state of its rows in registers, which pays where workgroup memory and
+    /// barriers are slow: on software adapters. GPUs have not the registers. `IntegerDot` is a host's own
+    /// choice, since what it adds to the error depends on the model.
+    pub fn preferred(adapter: &wgpu::AdapterInfo) -> Variant {
+        if adapter.device_type == wgpu::DeviceType::Cpu { Variant::Subgroups } else { Variant::Portable }
     }
 }
 

@@ -127,7 +127,10 @@ impl Work {
                 first_head,
                 heads,
                 sliding_window: attention.sliding_window.unwrap_or(u32::MAX),
-                soft_cap: attention.soft_cap.map_or(0.0, |cap| cap * std::f32::consts::LOG2_E),
+                // A cap beyond f32 is none that is felt.
+                soft_cap: attention
+                    .soft_cap
+                    .map_or(0.0, |cap| (cap * std::f32::consts::LOG2_E).min(f32::MAX)),
             };
             let at = i * stride as usize;
             words[at..at + 8].copy_from_slice(bytemuck::cast_slice(&[params]));

@@ -4,7 +4,7 @@ use super::class::Class;
 use crate::config::CacheConfig;
 use crate::error::Error;
 use crate::geometry::{DEFAULT_MAX_BINDING, Geometry};
-use crate::plan::{Operation, Planner, SequenceId, SequenceStep, StepPlan, all_or_none, the_same};
+use crate::plan::{CacheId, Operation, Planner, SequenceId, SequenceStep, StepPlan, all_or_none, the_same};
 use crate::state::LayerState;
 
 /// Inputs of one layer in one step, sequences one after the other.
@@ -20,13 +20,13 @@ pub struct LayerInput<'a> {
     pub sink_logits: &'a [f32],
 }
 
-/// Attention of one layer in one step.
+/// Attention of one layer in one step. What a query that is not finite attends to is NaN.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AttentionOutput {
     /// `[query][query head][head_dim]`.
     pub out: Vec<f64>,
-    /// Largest magnitude of a scaled logit, `[query][query head]`.
-    pub max_logit: Vec<f64>,
+    /// Largest Σ|q·k| of a token, scaled as logits are, `[query][query head]`.
+    pub magnitude: Vec<f64>,
     /// Log-sum-exp of the scaled logits, sink logit included, `[query][query head]`.
     pub lse: Vec<f64>,
 }
@@ -45,6 +45,7 @@ pub struct AttentionOutput {
 /// ```
 #[derive(Debug, Clone)]
 pub struct CpuCache {
+    id: CacheId,
     /// Classes of layers, that of the first layer first.
     pub(super) classes: Vec<Class>,
     /// Of each layer: its class, and its index there.
@@ -57,9 +58,26 @@ impl CpuCache {
     /// # Errors
     /// As [`Geometry::all`].
     pub fn new(config: &CacheConfig) -> Result<CpuCache, Error> {
+        CpuCache::with_id(config, CacheId::unique())
+    }
+
+    /// One that takes another cache's ids of sequences and operations as its own, for tests that run both
+    /// side by side.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    #[doc(hidden)]
+    pub fn with_id(config: &CacheConfig, id: CacheId) -> Result<CpuCache, Error> {
         let classes = Geometry::all(config, DEFAULT_MAX_BINDING)?;
         let places = Geometry::places(&classes);
-        Ok(CpuCache { classes: classes.into_iter().map(Class::new).collect(), places })
+        let classes = classes.into_iter().map(|g| Class::new(id, g)).collect();
+        Ok(CpuCache { id, classes, places })
+    }
+
+    /// What its ids carry, for tests.
+    #[doc(hidden)]
+    pub fn id(&self) -> CacheId {
+        self.id
     }
 
     /// Layers of the model.

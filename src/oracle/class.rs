@@ -7,7 +7,8 @@ use super::{copy_blocks::copy_blocks, copy_tokens::copy_tokens, merge::merge, pa
 use crate::error::Error;
 use crate::geometry::Geometry;
 use crate::plan::{
-    Applied, AttendItem, FoldSplit, Planner, Round, RowTile, SequenceId, SequenceView, Slot, StepPlan,
+    Applied, AttendItem, CacheId, FoldSplit, Planner, Round, RowTile, SequenceId, SequenceView, Slot,
+    StepPlan,
 };
 use crate::state::{LayerState, UnpackedTokens};
 
@@ -26,7 +27,7 @@ pub(super) struct Class {
 }
 
 impl Class {
-    pub(super) fn new(g: Geometry) -> Class {
+    pub(super) fn new(cache: CacheId, g: Geometry) -> Class {
         let layer = LayerMemory {
             slabs: (0..g.slabs()).map(|s| vec![0; (g.slab_bytes(s) / 4) as usize]).collect(),
             ring: Unpacked::new(&g, g.unpacked_slots()),
@@ -34,7 +35,7 @@ impl Class {
         Class {
             layers: vec![layer; g.layers as usize],
             staging: Unpacked::new(&g, g.staging_tokens),
-            planner: Planner::new(g),
+            planner: Planner::of(cache, g),
         }
     }
 
@@ -182,7 +183,7 @@ fn run_layer(
     output
 }
 
-fn attend(
+pub(super) fn attend(
     g: &Geometry,
     plan: &StepPlan,
     class: u32,
@@ -194,7 +195,7 @@ fn attend(
     let head_dim = g.layout.head_dim as usize;
     let rows = plan.queries as usize * g.query_heads as usize;
     let mut output =
-        AttentionOutput { out: vec![0.0; rows * head_dim], max_logit: vec![0.0; rows], lse: vec![0.0; rows] };
+        AttentionOutput { out: vec![0.0; rows * head_dim], magnitude: vec![0.0; rows], lse: vec![0.0; rows] };
     for round in plan.rounds.iter().filter(|round| round.class == class) {
         for tile_index in round.tiles.clone() {
             let tile = &plan.tiles[tile_index as usize];
@@ -216,7 +217,7 @@ fn attend(
                     let (out, lse) = merge(g.layout.head_dim, &partials, sink);
                     output.out[place * head_dim..][..head_dim].copy_from_slice(&out);
                     output.lse[place] = lse;
-                    output.max_logit[place] = partials.iter().fold(0.0, |m, p| m.max(p.max_magnitude));
+                    output.magnitude[place] = partials.iter().fold(0.0, |m, p| m.max(p.magnitude));
                 }
             }
         }

@@ -2,11 +2,16 @@
 
 use super::Partial;
 
-/// The attention output over all the tokens that `partials` cover, per channel (zeros if there is none), and the log-sum-exp of the row's
-/// logits (−∞ if there is none).
+/// The attention output over all the tokens that `partials` cover, per channel (zeros if there is none), and
+/// the log-sum-exp of the row's logits (−∞ if there is none).
 ///
-/// A part in which the row sees nothing has sum 0 and does not count. A learned `sink` is one more logit, of a token without a value.
+/// A part in which the row sees nothing has sum 0 and does not count. A learned `sink` is one more logit, of
+/// a token without a value; of none if it is −∞. If a part or the sink is no number, neither is the row.
 pub fn merge(head_dim: u32, partials: &[Partial], sink: Option<f64>) -> (Vec<f64>, f64) {
+    let sink = sink.filter(|sink| *sink != f64::NEG_INFINITY);
+    if partials.iter().any(|p| p.max.is_nan()) || sink.is_some_and(|sink| !sink.is_finite()) {
+        return (vec![f64::NAN; head_dim as usize], f64::NAN);
+    }
     let maxima = partials.iter().map(|p| p.max).chain(sink);
     let max = maxima.fold(f64::NEG_INFINITY, f64::max);
     let mut out = vec![0.0; head_dim as usize];

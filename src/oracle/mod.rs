@@ -82,20 +82,42 @@ impl Tokens<'_> {
 
 /// The block that `group` tokens make, given as `[token][kv head][head_dim]`.
 pub fn block_of(g: &Geometry, keys: &[f32], values: &[f32]) -> Vec<u32> {
-    let group = g.layout.group;
-    let slots: Vec<Slot> = (0..group).map(Slot::ring).collect();
-    let plan = StepPlan {
-        tokens: group,
-        writes: slots.iter().zip(0..).map(|(&slot, row)| TokenWrite { row, slot }).collect(),
-        ..StepPlan::default()
-    };
-    let mut ring = Unpacked::new(g, group);
-    let mut staging = Unpacked::new(g, 0);
+    let slots: Vec<Slot> = (0..g.layout.group).map(Slot::ring).collect();
+    let mut block = vec![0; g.layout.block_words() as usize];
+    pack_block(
+        g,
+        Tokens { ring: &entered(g, keys, values), staging: &Unpacked::new(g, 0) },
+        &slots,
+        &mut block,
+    );
+    block
+}
+
+/// A group of tokens, given as `[token][kv head][head_dim]`, in its slots: the first ones.
+fn entered(g: &Geometry, keys: &[f32], values: &[f32]) -> Unpacked {
+    let writes = (0..g.layout.group).map(|row| TokenWrite { row, slot: Slot::ring(row) }).collect();
+    let plan = StepPlan { tokens: g.layout.group, writes, ..StepPlan::default() };
+    let (mut ring, mut staging) = (Unpacked::new(g, g.layout.group), Unpacked::new(g, 0));
     append::append(g, &plan, Tensor::Keys, keys, &mut ring, &mut staging);
     append::append(g, &plan, Tensor::Values, values, &mut ring, &mut staging);
-    let mut block = vec![0; g.layout.block_words() as usize];
-    pack_block(g, Tokens { ring: &ring, staging: &staging }, &slots, &mut block);
-    block
+    ring
+}
+
+/// The attention of a plan in which the first slots hold a group of tokens, the first block of the pool the
+/// same tokens packed, and the second block the same in reverse.
+#[cfg(feature = "wgpu")]
+pub(crate) fn attend_blocks(
+    g: &Geometry,
+    plan: &StepPlan,
+    keys: &[f32],
+    values: &[f32],
+    q: &[f32],
+) -> AttentionOutput {
+    let row = (g.layout.kv_heads * g.layout.head_dim) as usize;
+    let backwards = |x: &[f32]| -> Vec<f32> { x.chunks(row).rev().flatten().copied().collect() };
+    let page = [block_of(g, keys, values), block_of(g, &backwards(keys), &backwards(values))].concat();
+    let memory = class::LayerMemory { slabs: vec![page], ring: entered(g, keys, values) };
+    class::attend(g, plan, 0, &memory, &Unpacked::new(g, 0), &LayerInput { q, ..LayerInput::default() })
 }
 
 /// Packs the tokens in `slots` into `block`.

@@ -20,14 +20,14 @@ pub struct Row {
 /// The (output, max, sum) state of FlashAttention and FlashInfer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Partial {
-    /// Largest logit, −∞ if the row sees no token.
+    /// Largest logit; −∞ if the row sees no token, NaN if one of its logits is no number.
     pub max: f64,
     /// Sum of the weights.
     pub sum: f64,
     /// Weighted sum of the values, per channel.
     pub out: Vec<f64>,
-    /// Largest magnitude of a logit (before a soft cap): the error bound of f32 attention depends on it.
-    pub max_magnitude: f64,
+    /// Largest Σ|q·k| of a token, scaled as its logit is: the error bound of f32 attention depends on it.
+    pub magnitude: f64,
 }
 
 impl Partial {
@@ -37,22 +37,31 @@ impl Partial {
         let to = (row.position + 1).saturating_sub(item.first_position).min(item.tokens) as usize;
         let oldest = row.attention.sliding_window.map_or(0, |n| (row.position + 1).saturating_sub(n));
         let from = (oldest.saturating_sub(item.first_position) as usize).min(to);
+        let mut magnitude: f64 = 0.0;
         let mut logits: Vec<f64> = keys
             .chunks(head_dim)
             .take(to)
             .skip(from)
             .map(|key| {
-                let product: f64 = row.query.iter().zip(key).map(|(q, k)| q * k).sum();
-                product * f64::from(g.softmax_scale)
+                let (mut logit, mut sum) = (0.0, 0.0);
+                for (q, k) in row.query.iter().zip(key) {
+                    logit += q * k;
+                    sum += (q * k).abs();
+                }
+                magnitude = magnitude.max(sum * f64::from(g.softmax_scale));
+                logit * f64::from(g.softmax_scale)
             })
             .collect();
-        let max_magnitude = logits.iter().fold(0.0, |m: f64, l| m.max(l.abs()));
+        let is_number = logits.iter().all(|logit| logit.is_finite());
         if let Some(cap) = row.attention.soft_cap.map(f64::from) {
             for logit in &mut logits {
                 *logit = cap * (*logit / cap).tanh();
             }
         }
-        let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let max = match is_number {
+            true => logits.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            false => f64::NAN,
+        };
         let mut sum = 0.0;
         let mut out = vec![0.0; head_dim];
         for (logit, value) in logits.iter().zip(values.chunks(head_dim).skip(from)) {
@@ -62,6 +71,6 @@ impl Partial {
                 *total += weight * x;
             }
         }
-        Partial { max, sum, out, max_magnitude }
+        Partial { max, sum, out, magnitude }
     }
 }

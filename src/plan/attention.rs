@@ -3,6 +3,8 @@
 //! Every cut depends only on the sequence's own length and on its own number of queries: a split is a page of history, or up to 256 consecutive
 //! sinks, or up to 256 consecutive tokens of the window. So a row's result never depends on its batch, on the scratch, or on where a page lies.
 
+#[cfg(feature = "wgpu")]
+use super::Slot;
 use super::fold::plan_folds;
 use super::pool::Page;
 use super::sequence::SequenceLengths;
@@ -73,6 +75,30 @@ impl Attention<'_> {
             .filter(|split| split.tokens > 0 && split.first_position + split.tokens > from)
             .collect()
     }
+}
+
+/// A plan that attends by the newest `queries` positions of a sequence whose history is the first `blocks`
+/// blocks of the pool, on its first page, and whose other tokens are in `window`. For trying kernels out.
+#[cfg(feature = "wgpu")]
+pub(crate) fn plan_attention_over(g: &Geometry, queries: u32, blocks: u32, window: &[Slot]) -> StepPlan {
+    let held = window.len() as u32;
+    let lengths =
+        SequenceLengths { tokens: g.sinks + blocks * g.layout.group + held, blocks, ..Default::default() };
+    let mut plan = StepPlan { queries, slots: window.to_vec(), ..StepPlan::default() };
+    let page = [Page { slab: 0, index: 0 }];
+    let sequence = Attention {
+        first_query: 0,
+        queries,
+        position: lengths.tokens - queries,
+        sinks: 0,
+        sink_slots: 0,
+        pages: &page[..usize::from(blocks > 0)],
+        lengths,
+        window: held,
+        window_slots: 0,
+    };
+    plan_attention(g, &[sequence], &mut plan);
+    plan
 }
 
 /// Adds the attention of all sequences to `plan`, for each class of layers.

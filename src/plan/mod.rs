@@ -6,6 +6,7 @@
 mod all;
 mod attention;
 mod fold;
+mod identity;
 mod operations;
 mod planner;
 mod pool;
@@ -14,6 +15,9 @@ mod step;
 mod table;
 
 pub(crate) use all::{all_or_none, the_same};
+#[cfg(feature = "wgpu")]
+pub(crate) use attention::plan_attention_over;
+pub use identity::CacheId;
 pub use planner::{Growth, Planner, Usage};
 pub use sequence::{SequenceId, SequenceLengths, SequenceView};
 pub use step::{PlannedStep, SequenceStep};

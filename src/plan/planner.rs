@@ -1,5 +1,6 @@
 //! The state machine: sequences, their windows and pages.
 
+use super::identity::CacheId;
 use super::sequence::{Sequence, SequenceId, SequenceView};
 use super::table::{Applied, Change, Edit, Journal, Operation, Table};
 use crate::error::Error;
@@ -37,7 +38,12 @@ pub struct Usage {
 impl Planner {
     /// An empty cache.
     pub fn new(geometry: Geometry) -> Planner {
-        Planner { table: Table::new(&geometry), geometry, journal: Journal::default() }
+        Planner::of(CacheId::unique(), geometry)
+    }
+
+    /// A class of layers of an empty cache.
+    pub(crate) fn of(cache: CacheId, geometry: Geometry) -> Planner {
+        Planner { table: Table::new(&geometry, cache), geometry, journal: Journal::new(cache) }
     }
 
     /// The derived sizes.

@@ -1,19 +1,24 @@
 //! One sequence: how long it is and where its tokens lie.
 
 use super::Slot;
+use super::identity::CacheId;
 use super::pool::{Page, Pool};
 use crate::error::Error;
 use crate::geometry::{Geometry, MAX_TOKENS};
 use std::fmt;
 use std::ops::Range;
 
-/// A sequence of a cache. An id is never used again after its sequence is removed.
+/// A sequence of a cache. An id is never used again after its sequence is removed, and no other cache takes
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SequenceId(pub(super) u64);
+pub struct SequenceId {
+    pub(super) number: u64,
+    pub(super) cache: CacheId,
+}
 
 impl fmt::Display for SequenceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sequence {}", self.0)
+        write!(f, "sequence {}", self.number)
     }
 }
 

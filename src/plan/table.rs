@@ -1,6 +1,7 @@
 //! What a planner knows, and how each change of it is undone.
 
 use super::StepPlan;
+use super::identity::CacheId;
 use super::pool::{Page, PageChange, Pool};
 use super::sequence::{Sequence, SequenceId, SequenceLengths};
 use crate::error::Error;
@@ -10,6 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 /// Sequences, pages, and the homes (rings and sink slots) of sequences.
 #[derive(Debug, Clone)]
 pub(super) struct Table {
+    cache: CacheId,
     pub(super) pool: Pool,
     /// Homes without a sequence. The next to hand out is the last; freed ones come last in turn, as for pages.
     homes: VecDeque<u32>,
@@ -43,8 +45,9 @@ pub(super) struct Before {
 }
 
 impl Table {
-    pub(super) fn new(g: &Geometry) -> Table {
+    pub(super) fn new(g: &Geometry, cache: CacheId) -> Table {
         Table {
+            cache,
             pool: Pool::new(&g.slab_pages),
             homes: (0..g.max_sequences).rev().collect(),
             sequences: BTreeMap::new(),
@@ -53,6 +56,9 @@ impl Table {
     }
 
     pub(super) fn get(&self, id: SequenceId) -> Result<&Sequence, Error> {
+        if id.cache != self.cache {
+            return Err(Error::ForeignSequence(id));
+        }
         self.sequences.get(&id).ok_or(Error::UnknownSequence(id))
     }
 
@@ -127,7 +133,7 @@ impl<'a> Edit<'a> {
     /// An id that no sequence has had.
     pub(super) fn new_id(&mut self) -> SequenceId {
         self.table.last_id += 1;
-        SequenceId(self.table.last_id)
+        SequenceId { number: self.table.last_id, cache: self.table.cache }
     }
 
     pub(super) fn take_page(&mut self) -> Option<Page> {
@@ -210,22 +216,30 @@ pub struct Applied {
     last_id: u64,
 }
 
-/// A finished operation, as a handle for `discard`.
+/// A finished operation, as a handle for `discard`. No other cache takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Operation(pub(crate) u64);
+pub struct Operation {
+    number: u64,
+    cache: CacheId,
+}
 
 /// The latest operations, and how to undo them.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct Journal {
+    cache: CacheId,
     records: VecDeque<(Operation, Vec<Change>)>,
     operations: u64,
 }
 
 impl Journal {
+    pub(super) fn new(cache: CacheId) -> Journal {
+        Journal { cache, records: VecDeque::new(), operations: 0 }
+    }
+
     /// Adds an operation; of the older ones, `max_undo` in all are kept.
     pub(super) fn record(&mut self, changes: Vec<Change>, max_undo: u32) -> Operation {
         self.operations += 1;
-        let operation = Operation(self.operations);
+        let operation = Operation { number: self.operations, cache: self.cache };
         self.records.push_back((operation, changes));
         while self.records.len() > max_undo as usize {
             self.records.pop_front();
@@ -241,12 +255,15 @@ impl Journal {
 
     /// Whether `operation` can be undone: if it is the latest.
     pub(super) fn check_discard(&self, operation: Operation, max_undo: u32) -> Result<(), Error> {
+        if operation.cache != self.cache {
+            return Err(Error::ForeignOperation);
+        }
         let latest = self.records.back().map(|(operation, _)| *operation);
         if latest != Some(operation) {
             let known = self.records.iter().any(|(recorded, _)| *recorded == operation);
             return Err(match latest {
-                Some(latest) if known => Error::NotLatest { given: operation.0, latest: latest.0 },
-                _ => Error::TooOld { given: operation.0, max_undo },
+                Some(latest) if known => Error::NotLatest { given: operation.number, latest: latest.number },
+                _ => Error::TooOld { given: operation.number, max_undo },
             });
         }
         Ok(())

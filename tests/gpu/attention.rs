@@ -352,12 +352,6 @@ fn keys_with_channel_offsets() {
             for (i, k) in tensors[0].k.iter_mut().enumerate() {
                 *k += offsets[i % 4];
             }
-            let scale = 128f64.sqrt().recip();
-            let products = |q: &[f32]| -> f64 {
-                q.iter().zip(offsets.iter().cycle()).map(|(q, o)| f64::from((q * o).abs())).sum::<f64>()
-                    * scale
-            };
-            pair.cancelling = tensors[0].q.chunks(128).map(products).fold(0.0, f64::max);
             pair.step_with(&step, &tensors);
         }
         pair.check_state(s);
@@ -438,12 +432,14 @@ fn rounds_do_not_change_a_bit() {
     let mut some = Pair::new(&base.with_max_scratch_bytes(50_000));
     let ids = [&mut one, &mut many, &mut some].map(|p| [p.create_sequence(), p.create_sequence()]);
     for (n, m) in [(470, 40), (8, 1), (1, 8), (3, 300)] {
-        let steps = ids[0].map(|sequence| SequenceStep { sequence, append: n, attend: n.min(8) });
-        let steps = [steps[0], SequenceStep { append: m, attend: m.min(8), ..steps[1] }];
-        let tensors = one.tensors(&steps);
-        let expected = one.step_with(&steps, &tensors);
-        assert_eq!(many.step_with(&steps, &tensors), expected);
-        assert_eq!(some.step_with(&steps, &tensors), expected);
+        let steps = ids.map(|ids| {
+            let steps = ids.map(|sequence| SequenceStep { sequence, append: n, attend: n.min(8) });
+            [steps[0], SequenceStep { append: m, attend: m.min(8), ..steps[1] }]
+        });
+        let tensors = one.tensors(&steps[0]);
+        let expected = one.step_with(&steps[0], &tensors);
+        assert_eq!(many.step_with(&steps[1], &tensors), expected);
+        assert_eq!(some.step_with(&steps[2], &tensors), expected);
     }
 }
 
@@ -455,6 +451,42 @@ fn thousands_of_decode_steps() {
         pair.step(&[SequenceStep::decode(s)]);
     }
     pair.check_state(s);
+}
+
+/// As many splits as a merge can meet: fewer than its invocations, as many, and more, with and without a
+/// remainder for each of them.
+#[test]
+fn every_number_of_splits() {
+    let base = config(2, 1, 8).with_residual_window(0).with_group_size(16).with_capacity(17_000);
+    let mut pair = Pair::new(&base.with_max_step(256));
+    let s = pair.create_sequence();
+    for _ in 0..66 {
+        pair.fill(s, 255);
+        pair.step(&[SequenceStep::decode(s)]);
+    }
+    assert_eq!(pair.gpu.tokens(s), Ok(66 * 256));
+    pair.check_state(s);
+}
+
+/// A learned sink so far above all logits that weights relative to these would be infinite.
+#[test]
+fn a_sink_far_above_all_logits() {
+    let mut pair = Pair::new(&config(4, 2, 64).with_sink_tokens(2));
+    let s = pair.create_sequence();
+    pair.fill(s, 300);
+    for sinks in [[200.0, 130.0, 89.0, 0.0], [1e3, 1e30, 205.0, 88.0]] {
+        let steps = [SequenceStep::attend(s, 1)];
+        let tensors = pair.tensors(&steps);
+        pair.sink_logits.clear();
+        let without = pair.step_with(&steps, &tensors).remove(0);
+        pair.sink_logits = sinks.to_vec();
+        // Log-sum-exps, which are the sinks here, are compared with the oracle's.
+        let with = pair.step_with(&steps, &tensors).remove(0);
+        for ((with, without), sink) in with.chunks(64).zip(without.chunks(64)).zip(sinks) {
+            let most = |row: &[f32]| row.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+            assert!(sink < 50.0 || most(with) <= 1e-9 * most(without), "{sink}: {with:?}");
+        }
+    }
 }
 
 /// Rotated values, whose sums are rotated back where partial results meet: decoding, long chunks, without history, without a window, over many splits.

@@ -28,7 +28,7 @@ impl Doomed {
     fn new() -> Doomed {
         use wgpu::util::DeviceExt;
         let (device, queue) = new_device(wgpu::Limits::default());
-        let cache = KvCache::new_blocking(&device, &queue, &config()).unwrap();
+        let cache = crate::support::new_cache(&device, &queue, &config()).unwrap();
         let data: Vec<f32> = (0..100 * 4 * 64).map(|i| ((i * 37) % 101) as f32 / 25.0 - 2.0).collect();
         let [k, v, q, out] = [0; 4].map(|_| {
             device.create_buffer_init(&wgpu::util::BufferInitDescriptor {
@@ -146,7 +146,7 @@ fn growth_that_fails_changes_nothing() {
 #[test]
 fn a_lost_device_is_an_error_and_a_snapshot_survives_it() {
     let mut doomed = Doomed::new();
-    let mut oracle = CpuCache::new(&config()).unwrap();
+    let mut oracle = CpuCache::with_id(&config(), doomed.cache.id()).unwrap();
     let s = doomed.cache.create_sequence().unwrap();
     oracle.create_sequence().unwrap();
     let both = |doomed: &mut Doomed, oracle: &mut CpuCache, s, n: u32| {
@@ -200,7 +200,7 @@ fn a_lost_device_is_an_error_and_a_snapshot_survives_it() {
     doomed.cache.remove_sequence(s).unwrap();
     doomed.cache.shrink_to_fit();
     let Doomed { device, queue, .. } = &doomed;
-    if let Err(error) = KvCache::new_blocking(device, queue, &config()) {
+    if let Err(error) = crate::support::new_cache(device, queue, &config()) {
         device_error(error);
     }
 

@@ -48,13 +48,53 @@ fn wrong_steps() {
     assert_eq!(begin_error(|_, _| vec![]), Error::EmptyStep);
     let twice = begin_error(|_, s| vec![SequenceStep::decode(s), SequenceStep::decode(s)]);
     assert!(matches!(twice, Error::DuplicateSequence(_)), "{twice}");
-    let unknown = begin_error(|_, _| {
-        let mut other =
-            KvCache::new_blocking(&device().0, &device().1, &config().with_max_sequences(2)).unwrap();
-        other.create_sequence().unwrap();
-        vec![SequenceStep::decode(other.create_sequence().unwrap())]
-    });
-    assert!(matches!(unknown, Error::UnknownSequence(_)), "{unknown}");
+    let mut pair = Pair::new(&config());
+    let removed = pair.create_sequence();
+    pair.remove(removed);
+    let mut encoder = device().0.create_command_encoder(&Default::default());
+    let unknown = pair.gpu.begin_step(&mut encoder, &[SequenceStep::decode(removed)]).map(drop);
+    assert_eq!(unknown, Err(Error::UnknownSequence(removed)));
+}
+
+/// Two caches of one application, whose first sequences have the same number: what one hands out, the other
+/// refuses, and nothing changes.
+#[test]
+fn what_another_cache_has_handed_out() {
+    let mut own = Pair::new(&config().with_max_sequences(2));
+    let mut other = Pair::new(&config().with_max_sequences(2));
+    let (s, t) = (own.create_sequence(), other.create_sequence());
+    assert_eq!(s.to_string(), t.to_string());
+    assert_ne!(s, t);
+    own.fill(s, 150);
+    other.fill(t, 90);
+    let foreign = Error::ForeignSequence(s);
+    assert!(foreign.to_string().contains("another cache"), "{foreign}");
+    let mut encoder = device().0.create_command_encoder(&Default::default());
+    let gpu = &mut other.gpu;
+    assert_eq!(gpu.tokens(s), Err(foreign.clone()));
+    for step in [SequenceStep::decode(s), SequenceStep::append(s, 1), SequenceStep::attend(s, 1)] {
+        let steps = [SequenceStep::decode(t), step];
+        assert_eq!(gpu.begin_step(&mut encoder, &steps).map(drop), Err(foreign.clone()));
+    }
+    assert_eq!(gpu.fork(&mut encoder, s).map(drop), Err(foreign.clone()));
+    assert_eq!(gpu.truncate(&mut encoder, s, 10).map(drop), Err(foreign.clone()));
+    assert_eq!(gpu.reorder(&mut encoder, &[t, s], &[0, 0]).map(drop), Err(foreign.clone()));
+    assert_eq!(gpu.remove_sequence(s).map(drop), Err(foreign.clone()));
+    assert_eq!(gpu.submit_and_save_blocking(s).map(drop), Err(foreign.clone()));
+    assert_eq!(gpu.submit_and_read_state_blocking(0, s).map(drop), Err(foreign.clone()));
+    // The first operations of both have the same number, too.
+    let (forked, operation) = own.gpu.fork(&mut encoder, s).unwrap();
+    let (_, mine) = gpu.fork(&mut encoder, t).unwrap();
+    assert_eq!(gpu.discard(operation), Err(Error::ForeignOperation));
+    gpu.discard(mine).unwrap();
+    own.gpu.discard(operation).unwrap();
+    assert_eq!(own.gpu.tokens(forked), Err(Error::UnknownSequence(forked)));
+    assert_eq!(other.cpu.step(&[SequenceStep::append(s, 0)], &[]).map(drop), Err(foreign));
+    for (pair, sequence) in [(&mut own, s), (&mut other, t)] {
+        pair.check_state(sequence);
+        pair.step(&[SequenceStep::decode(sequence)]);
+        pair.check_state(sequence);
+    }
 }
 
 #[test]
@@ -224,7 +264,7 @@ fn overlap_of_two_long_tensors() {
 }
 
 fn config_error(config: CacheConfig) -> Error {
-    KvCache::new_blocking(&device().0, &device().1, &config).map(drop).unwrap_err()
+    crate::support::new_cache(&device().0, &device().1, &config).map(drop).unwrap_err()
 }
 
 #[test]
@@ -286,7 +326,7 @@ fn wrong_configurations() {
 fn limits_too_low() {
     let low = wgpu::Limits { max_storage_buffers_per_shader_stage: 4, ..wgpu::Limits::default() };
     let (device, queue) = new_device(low);
-    let error = KvCache::new_blocking(&device, &queue, &config()).map(drop).unwrap_err();
+    let error = crate::support::new_cache(&device, &queue, &config()).map(drop).unwrap_err();
     let limit = "max_storage_buffers_per_shader_stage";
     assert!(matches!(error, Error::LimitTooLow { limit: l, available: 4, .. } if l == limit), "{error}");
 
@@ -294,7 +334,7 @@ fn limits_too_low() {
     let (device, queue) = new_device(low);
     // One page of 8 heads of 512 takes 768 KiB.
     let large = CacheConfig::new(1, 8, 8, 512);
-    let error = KvCache::new_blocking(&device, &queue, &large).map(drop).unwrap_err();
+    let error = crate::support::new_cache(&device, &queue, &large).map(drop).unwrap_err();
     let limit = "max_storage_buffer_binding_size";
     assert!(
         matches!(error, Error::LimitTooLow { limit: l, available: 0x10000, .. } if l == limit),
@@ -303,5 +343,5 @@ fn limits_too_low() {
     // What the library says that it needs is enough.
     let needed = KvCache::required_limits(&config()).unwrap();
     let (device, queue) = new_device(needed);
-    KvCache::new_blocking(&device, &queue, &config()).unwrap();
+    crate::support::new_cache(&device, &queue, &config()).unwrap();
 }

@@ -2,8 +2,7 @@
 
 use crate::support::{Pair, device};
 use kivi_wgpu::{
-    Axis, Bits, CacheConfig, Error, KvCache, LayerFormat, Preset, SequenceStep, Snapshot, TensorFormat,
-    Variant,
+    Axis, Bits, CacheConfig, Error, LayerFormat, Preset, SequenceStep, Snapshot, TensorFormat, Variant,
 };
 
 fn format(edit: impl FnOnce(&mut LayerFormat)) -> LayerFormat {
@@ -99,7 +98,7 @@ fn snapshots_of_mixed_layers() {
         ("keys.bits", mixed().with_layer_format([1], Preset::Bits4_5.format())),
         ("keys.bits", plain(mixed())),
     ] {
-        let mut cache = KvCache::new_blocking(device, queue, &other).unwrap();
+        let mut cache = crate::support::new_cache(device, queue, &other).unwrap();
         let mut encoder = device.create_command_encoder(&Default::default());
         let error = cache.load(&mut encoder, &read).unwrap_err();
         assert!(matches!(error, Error::SnapshotMismatch { field: f, .. } if f == field), "{field}: {error}");
@@ -134,12 +133,12 @@ fn memory_of_mixed_layers() {
 #[test]
 fn each_class_has_its_own_variant() {
     let (device, queue) = device();
-    let cache = KvCache::new_blocking(device, queue, &mixed()).unwrap();
+    let cache = crate::support::new_cache(device, queue, &mixed()).unwrap();
     assert_eq!(cache.variant_of(4), Ok(Variant::Portable));
     assert_eq!(cache.variant(), cache.variant_of(6).unwrap());
     assert_eq!(cache.variant_of(7), Err(Error::LayerOutOfRange { got: 7, layers: 7 }));
     let none = mixed().with_layer_format([7], LayerFormat::default());
-    let error = KvCache::new_blocking(device, queue, &none).unwrap_err();
+    let error = crate::support::new_cache(device, queue, &none).unwrap_err();
     assert_eq!(error, Error::LayerOutOfRange { got: 7, layers: 7 });
 }
 

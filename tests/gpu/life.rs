@@ -2,8 +2,8 @@
 
 use crate::support::{Pair, Tensors, device, new_device};
 use kivi_wgpu::{
-    CacheConfig, Dtype, Error, KvCache, KvCacheOptions, LayerIo, SequenceId, SequenceStep, TensorView,
-    Variant, wgpu,
+    CacheConfig, Dtype, Error, KvCache, KvCacheOptions, LayerIo, SelfTest, SequenceId, SequenceStep,
+    TensorView, Variant, wgpu,
 };
 
 fn config() -> CacheConfig {
@@ -37,7 +37,8 @@ impl Host {
     }
 
     fn cache(&self, config: &CacheConfig) -> KvCache {
-        let options = KvCacheOptions::default().with_variant(Variant::Portable);
+        let options =
+            KvCacheOptions::default().with_variant(Variant::Portable).with_self_test(SelfTest::Words);
         KvCache::with_options_blocking(&self.device, &self.queue, config, &options).unwrap()
     }
 
@@ -95,28 +96,28 @@ fn a_row_that_leaves_changes_no_other() {
         let mut whole = Pair::new(&config().with_max_sequences(4).with_max_batch_tokens(400));
         let mut less = Pair::new(&config().with_max_sequences(4).with_max_batch_tokens(400));
         let ids: Vec<SequenceId> = lengths.iter().map(|_| whole.create_sequence()).collect();
-        assert_eq!(lengths.map(|_| less.create_sequence()).to_vec(), ids);
-        for (&s, length) in ids.iter().zip(lengths) {
+        let own: Vec<SequenceId> = lengths.iter().map(|_| less.create_sequence()).collect();
+        for ((&s, &t), length) in ids.iter().zip(&own).zip(lengths) {
             whole.fill(s, length);
-            less.fill(s, length);
+            less.fill(t, length);
         }
-        less.remove(ids[leaving]);
+        less.remove(own[leaving]);
         for n in [1, 40, 1] {
             let batch: Vec<_> = ids.iter().map(|s| (*s, n)).collect();
             let tensors = rows(&mut whole, &batch);
             let mut expected = batch_step(&mut whole, &batch, &tensors);
             expected.remove(leaving);
             let kept = |i: &usize| *i != leaving;
-            let batch: Vec<_> = (0..4).filter(kept).map(|i| batch[i]).collect();
+            let batch: Vec<_> = (0..4).filter(kept).map(|i| (own[i], n)).collect();
             let tensors: Vec<_> =
                 tensors.into_iter().enumerate().filter(|(i, _)| kept(i)).map(|(_, t)| t).collect();
             assert!(batch_step(&mut less, &batch, &tensors) == expected, "without {leaving}, {n} tokens");
         }
-        for (i, s) in ids.into_iter().enumerate().filter(|(i, _)| *i != leaving) {
-            less.check_state(s);
-            whole.check_state(s);
-            let state = |pair: &Pair| pair.gpu.submit_and_read_state_blocking(1, s).unwrap();
-            assert!(state(&less) == state(&whole), "row {i}");
+        for i in (0..4).filter(|i| *i != leaving) {
+            less.check_state(own[i]);
+            whole.check_state(ids[i]);
+            let state = |pair: &Pair, s| pair.gpu.submit_and_read_state_blocking(1, s).unwrap();
+            assert!(state(&less, own[i]) == state(&whole, ids[i]), "row {i}");
         }
     }
 }
@@ -129,17 +130,16 @@ fn growth_changes_nothing_but_memory() {
         let mut grown = Pair::new(&config().with_capacity(1).with_max_slab_bytes(slab_pages * page));
         let mut large = Pair::new(&config().with_capacity(3000));
         let s = grown.create_sequence();
-        assert_eq!(large.create_sequence(), s);
+        let t = large.create_sequence();
         assert_eq!(grown.gpu.geometry().pages(), 0);
-        for n in [100; 20] {
-            let steps = [SequenceStep { sequence: s, append: n, attend: 9 }];
-            let tensors = grown.tensors(&steps);
-            assert!(grown.step_with(&steps, &tensors) == large.step_with(&steps, &tensors));
-        }
+        let mut both = |append, attend| {
+            let steps = [s, t].map(|sequence| [SequenceStep { sequence, append, attend }]);
+            let tensors = grown.tensors(&steps[0]);
+            assert!(grown.step_with(&steps[0], &tensors) == large.step_with(&steps[1], &tensors));
+        };
+        (0..20).for_each(|_| both(100, 9));
+        both(1, 1);
         grown.check_state(s);
-        let decode = [SequenceStep::decode(s)];
-        let tensors = grown.tensors(&decode);
-        assert!(grown.step_with(&decode, &tensors) == large.step_with(&decode, &tensors));
         let pages = grown.gpu.geometry().slab_pages.clone();
         assert!(pages.iter().all(|n| u64::from(*n) <= slab_pages), "{pages:?}");
         assert!(pages.iter().sum::<u32>() <= 12, "{pages:?}");
@@ -190,6 +190,128 @@ fn steps_create_no_buffers() {
     assert_eq!(host.buffers(), own, "the cache leaves nothing behind");
 }
 
+/// 2000 steps among forks, truncations, undo and removals: no buffer more than after the first hundred.
+#[test]
+fn two_thousand_steps_keep_their_buffers() {
+    let host = Host::new();
+    let mut cache = host.cache(&config().with_capacity(800).with_max_sequences(3).with_max_capacity(3000));
+    let s = cache.create_sequence().unwrap();
+    let mut known = 0;
+    for round in 0..2000u32 {
+        host.step(&mut cache, &[SequenceStep::decode(s)]).unwrap();
+        let mut encoder = host.device.create_command_encoder(&Default::default());
+        let tokens = cache.tokens(s).unwrap();
+        if round % 7 == 3 {
+            let (fork, _) = cache.fork(&mut encoder, s).unwrap();
+            host.queue.submit([encoder.finish()]);
+            host.step(&mut cache, &[SequenceStep::extend(fork, 40), SequenceStep::decode(s)]).unwrap();
+            cache.remove_sequence(fork).unwrap();
+        } else if round % 7 == 5 {
+            cache.truncate(&mut encoder, s, tokens - tokens.min(round % 50)).unwrap();
+            host.queue.submit([encoder.finish()]);
+        } else if round % 7 == 6 {
+            let truncated = cache.truncate(&mut encoder, s, tokens / 2).unwrap();
+            let (_, forked) = cache.fork(&mut encoder, s).unwrap();
+            drop(encoder);
+            cache.discard(forked).unwrap();
+            cache.discard(truncated).unwrap();
+            assert_eq!(cache.tokens(s), Ok(tokens));
+        }
+        // After a hundred rounds every kind of operation has happened, and each has built what it needs.
+        // Encoders that are thrown away take an upload with them.
+        match round {
+            0..100 => known = known.max(host.buffers()),
+            _ => assert!(host.buffers() <= known, "in round {round}: {} after {known}", host.buffers()),
+        }
+    }
+}
+
+/// To nothing, to what there is, to more than that; and where a limit of history has left a gap.
+#[test]
+fn truncation_at_every_end() {
+    for limit in [None, Some(120)] {
+        let mut config = config();
+        config.format.history_limit = limit;
+        let mut pair = Pair::new(&config.with_sink_tokens(3));
+        let s = pair.create_sequence();
+        for length in [1, 3, 40, 300] {
+            let tokens = pair.gpu.tokens(s).unwrap();
+            pair.fill(s, length - tokens.min(length));
+            pair.truncate(s, length);
+            pair.check_state(s);
+            let mut encoder = device().0.create_command_encoder(&Default::default());
+            let beyond = pair.gpu.truncate(&mut encoder, s, length + 1).unwrap_err();
+            assert_eq!(beyond, Error::TruncateBeyondEnd { sequence: s, got: length + 1, tokens: length });
+            if let (Some(_), 300) = (limit, length) {
+                // 297 tokens after the sinks, of which whole blocks of 32 older than 120 are gone.
+                let gone = Error::TruncateIntoEvicted { sequence: s, got: 100, first: 3 + 160, sinks: 3 };
+                assert_eq!(pair.gpu.truncate(&mut encoder, s, 100).unwrap_err(), gone);
+                pair.truncate(s, 170);
+                pair.check_state(s);
+            }
+            pair.step(&[SequenceStep::decode(s)]);
+            pair.check_state(s);
+        }
+        pair.truncate(s, 0);
+        assert_eq!(pair.gpu.tokens(s), Ok(0));
+        pair.fill(s, 200);
+        pair.step(&[SequenceStep::decode(s)]);
+        pair.check_state(s);
+    }
+}
+
+/// Forks that share pages need longer plans and nothing else where the scratch is as small as it gets: what
+/// reads the plan is bound to the new buffer.
+#[test]
+fn a_plan_that_grows_alone() {
+    let config = config().with_max_sequences(24).with_max_scratch_bytes(1).with_max_batch_tokens(100);
+    let mut pair = Pair::new(&config);
+    let sizes = |pair: &Pair| {
+        let buffers = pair.gpu.buffers();
+        let [.., plan, _, scratch] = buffers[..] else { panic!("plan, staging and scratch come last") };
+        (plan.size(), scratch.size(), pair.gpu.geometry().slabs())
+    };
+    let s = pair.create_sequence();
+    pair.fill(s, 1500);
+    let mut all = vec![s];
+    let mut grown = 0;
+    while all.len() < 24 {
+        let before = sizes(&pair);
+        all.push(pair.fork(s));
+        let after = sizes(&pair);
+        assert_eq!((before.1, before.2), (after.1, after.2), "scratch and slabs stay");
+        if after.0 > before.0 {
+            grown += 1;
+            let last = all[all.len() - 1];
+            pair.step(&[SequenceStep::decode(last), SequenceStep::extend(s, 20)]);
+            pair.check_state(last);
+        }
+    }
+    assert!(grown > 1, "the plan has grown {grown} times");
+    let steps: Vec<_> = all.iter().map(|&s| SequenceStep::decode(s)).collect();
+    pair.step(&steps);
+    for s in all {
+        pair.check_state(s);
+    }
+}
+
+/// Hosts spawn construction and what waits for the GPU on executors that move futures between threads.
+#[test]
+fn futures_can_be_sent() {
+    fn sent<T: Send>(future: T) -> T {
+        future
+    }
+    let (device, queue) = device();
+    let config = config();
+    let options = KvCacheOptions::default().with_variant(Variant::Portable);
+    let mut cache =
+        pollster::block_on(sent(KvCache::with_options(device, queue, &config, &options))).unwrap();
+    let s = cache.create_sequence().unwrap();
+    pollster::block_on(sent(cache.submit_and_read_state(0, s))).unwrap();
+    pollster::block_on(sent(cache.submit_and_save(s))).unwrap();
+    drop(sent(KvCache::new(device, queue, &config)));
+}
+
 /// Every kind of bytes, before anything is allocated, at each length; and the buffers that there really are.
 #[test]
 fn bytes_are_predicted_by_kind() {
@@ -236,7 +358,7 @@ fn speculative_decoding_leaves_no_trace() {
     let mut drafted = Pair::new(&config().with_sink_tokens(2));
     let mut plain = Pair::new(&config().with_sink_tokens(2));
     let s = drafted.create_sequence();
-    assert_eq!(plain.create_sequence(), s);
+    let t = plain.create_sequence();
     // The real tokens, in order.
     let tokens: Vec<Vec<Tensors>> = (0..330).map(|_| drafted.tensors(&[SequenceStep::decode(s)])).collect();
     let take = |range: std::ops::Range<usize>| -> Vec<Tensors> {
@@ -269,19 +391,19 @@ fn speculative_decoding_leaves_no_trace() {
     // On until the length is beyond the largest that it has been.
     drafted.step_with(&[SequenceStep::extend(s, 30)], &take(300..330));
     for first in (0..330).step_by(66) {
-        plain.step_with(&[SequenceStep::extend(s, 66)], &take(first..first + 66));
+        plain.step_with(&[SequenceStep::extend(t, 66)], &take(first..first + 66));
     }
     for layer in 0..2 {
-        let state = |pair: &Pair| pair.gpu.submit_and_read_state_blocking(layer, s).unwrap();
-        let (drafted, plain) = (state(&drafted), state(&plain));
+        let state = |pair: &Pair, s| pair.gpu.submit_and_read_state_blocking(layer, s).unwrap();
+        let (drafted, plain) = (state(&drafted, s), state(&plain, t));
         assert_eq!(drafted.window.keys.len(), plain.window.keys.len());
         assert!(drafted.window == plain.window && drafted.sinks == plain.sinks);
         // A block that held rejected tokens would differ from one packed of the accepted ones; none did, as the window was never cut.
         assert!(drafted.blocks == plain.blocks);
     }
-    let decode = [SequenceStep::decode(s)];
-    let next = drafted.tensors(&decode);
-    assert!(drafted.step_with(&decode, &next) == plain.step_with(&decode, &next));
+    let decode = [s, t].map(|s| [SequenceStep::decode(s)]);
+    let next = drafted.tensors(&decode[0]);
+    assert!(drafted.step_with(&decode[0], &next) == plain.step_with(&decode[1], &next));
 }
 
 /// Pages that leave every sequence come back, and what does not fit says how much would.

@@ -5,6 +5,7 @@ mod faults;
 mod inputs;
 mod layers;
 mod life;
+mod numbers;
 mod programs;
 mod real_data;
 #[path = "../reference/mod.rs"]
@@ -13,5 +14,6 @@ mod shaders;
 mod snapshots;
 mod steps;
 mod support;
+mod textbook;
 mod variants;
 mod words;

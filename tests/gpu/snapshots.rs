@@ -1,5 +1,8 @@
 //! Saved sequences: the oracle's bytes on every adapter, and what follows a load is what would have followed without.
 
+#[path = "../golden/files.rs"]
+mod goldens;
+
 use crate::support::{Pair, Tensors, device};
 use kivi_wgpu::{Bits, CacheConfig, Dtype, Error, SequenceId, SequenceStep, Snapshot};
 
@@ -73,6 +76,19 @@ fn saved_sequences_continue_bit_for_bit() {
     let loaded = load(&mut pair, &file);
     continue_both(&mut pair, fork, loaded);
     pair.check_state(other);
+}
+
+/// The committed files of every preset: what the GPU loads is what the oracle holds, and is saved as it was.
+#[test]
+fn the_files_of_every_preset() {
+    for (preset, file, config) in goldens::goldens() {
+        let mut pair = Pair::new(&config);
+        let loaded = load(&mut pair, file);
+        assert!(save(&pair, loaded) == file, "{preset:?}");
+        pair.check_state(loaded);
+        pair.step(&[SequenceStep::extend(loaded, 70)]);
+        pair.check_state(loaded);
+    }
 }
 
 /// The committed file of the first version of the format.

@@ -296,8 +296,8 @@ fn caches_are_independent_and_can_change_threads() {
 #[test]
 fn a_second_device_in_one_process() {
     let (device, queue) = crate::support::new_device(wgpu::Limits::default());
-    let mut gpu = KvCache::new_blocking(&device, &queue, &config()).unwrap();
-    let mut cpu = CpuCache::new(&config()).unwrap();
+    let mut gpu = crate::support::new_cache(&device, &queue, &config()).unwrap();
+    let mut cpu = CpuCache::with_id(&config(), gpu.id()).unwrap();
     let s = gpu.create_sequence().unwrap();
     cpu.create_sequence().unwrap();
     let data: Vec<f32> = (0..100 * 128).map(|i| (i % 71) as f32 - 35.0).collect();
@@ -343,7 +343,7 @@ fn removed_sequences_give_their_pages_back() {
 fn reported_bytes_are_the_buffers_bytes() {
     for (layers, tokens, max_step) in [(1, 1, 8), (2, 600, 512), (3, 4096, 100)] {
         let config = CacheConfig::new(layers, 4, 2, 80).with_max_step(max_step).with_capacity(tokens);
-        let gpu = KvCache::new_blocking(&device().0, &device().1, &config).unwrap();
+        let gpu = crate::support::new_cache(&device().0, &device().1, &config).unwrap();
         let memory = gpu.memory();
         let uploads = 3 * gpu.geometry().plan_bytes();
         assert_eq!(memory.total(), uploads + gpu.buffers().iter().map(|b| b.size()).sum::<u64>());

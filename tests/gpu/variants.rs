@@ -3,8 +3,8 @@
 use crate::support::{Pair, device, full, may_be_missing, skipped};
 use kivi_wgpu::gpu::KvCacheOptions;
 use kivi_wgpu::{
-    Bits, CacheConfig, Dtype, Error, Geometry, KvCache, LayerAttention, Preset, SequenceStep, TensorFormat,
-    Variant, wgpu,
+    Bits, CacheConfig, Dtype, Error, Geometry, KvCache, LayerAttention, Preset, SelfTest, SequenceStep,
+    TensorFormat, Variant, wgpu,
 };
 
 /// Tolerance of [`Variant::IntegerDot`] on standard normal data with outliers among the values, relative to the norm of the output row; on average a
@@ -193,11 +193,46 @@ fn batches_do_not_change_a_bit() {
     }
 }
 
+/// The self-test at construction runs every attention kernel that a configuration can have, and finds all of
+/// them right: presets, and configurations at their edges.
+#[test]
+fn the_self_test_passes() {
+    let shape = |query_heads, kv_heads, head_dim| CacheConfig::new(1, query_heads, kv_heads, head_dim);
+    let two = TensorFormat::new(Bits::Two);
+    let capped = LayerAttention { sliding_window: Some(1), soft_cap: Some(1e-3), ..Default::default() };
+    let mut configs: Vec<CacheConfig> =
+        Preset::ALL.map(|preset| shape(4, 2, 64).with_preset(preset).with_max_step(1)).to_vec();
+    configs.extend([
+        // Steps of one token without a window, the least that a plan must hold.
+        shape(1, 1, 8).with_residual_window(0).with_max_step(1).with_capacity(1).with_group_size(128),
+        shape(16, 1, 128).with_max_step(40).with_window_format(Dtype::Bf16),
+        shape(2, 2, 80).with_formats(two.with_rotation(), two.with_rotation()).with_max_step(17),
+        shape(3, 1, 64).with_softmax_scale(1e6).with_attention(capped).with_sink_tokens(9).with_max_step(1),
+        shape(1, 1, 40).with_softmax_scale(1e-6).with_bits(Bits::Sixteen, Bits::Three).with_max_step(1),
+        // A pool that begins empty.
+        shape(2, 1, 64).with_max_step(1).with_capacity(1).with_residual_window(300),
+    ]);
+    let (device, queue) = device();
+    for config in configs {
+        let g = Geometry::new(&config, 128 << 20).unwrap();
+        for variant in Variant::ALL.into_iter().filter(|v| v.supports(&g).is_ok()) {
+            let options = KvCacheOptions::default().with_variant(variant);
+            match KvCache::with_options_blocking(device, queue, &config, &options) {
+                Ok(cache) => assert_eq!(cache.variant(), variant),
+                Err(Error::VariantUnavailable { needed, .. }) if may_be_missing(variant) => {
+                    skipped(variant, needed);
+                }
+                Err(other) => panic!("{config:?}: {other}"),
+            }
+        }
+    }
+}
+
 #[test]
 fn variants_can_be_chosen_and_refused() {
     let (device, queue) = device();
     let build = |config: &CacheConfig, variant| {
-        let options = KvCacheOptions::default().with_variant(variant);
+        let options = KvCacheOptions::default().with_variant(variant).with_self_test(SelfTest::Words);
         KvCache::with_options_blocking(device, queue, config, &options).map(|cache| cache.variant())
     };
     let config = CacheConfig::new(1, 4, 1, 64);
@@ -215,32 +250,25 @@ fn variants_can_be_chosen_and_refused() {
 
     // Without the feature there are no subgroup kernels.
     let plain = crate::support::device_with(wgpu::Features::empty(), wgpu::Limits::default());
-    let cache = KvCache::new_blocking(&plain.0, &plain.1, &config).unwrap();
+    let cache = crate::support::new_cache(&plain.0, &plain.1, &config).unwrap();
     assert_ne!(cache.variant(), Variant::Subgroups);
     let sixteen = build(&CacheConfig::new(1, 16, 1, 128), Variant::IntegerDot).unwrap_err();
     assert!(sixteen.to_string().contains("8 query heads"), "{sixteen}");
 }
 
-/// What is chosen where, as far as it does not depend on this machine.
+/// What is chosen where, as far as it does not depend on this machine: kernels within the published bound.
 #[test]
 fn the_preferred_variant_of_each_kind_of_adapter() {
     let mut info = device().0.adapter_info();
-    let geometry =
-        |bits| Geometry::new(&CacheConfig::new(1, 4, 1, 64).with_bits(bits, Bits::Two), 128 << 20).unwrap();
     use wgpu::Backend::{Dx12, Metal, Vulkan};
-    for (device_type, vendor, backend, bits, expected) in [
-        (wgpu::DeviceType::Cpu, 0x10005, Vulkan, Bits::Two, Variant::Subgroups),
-        (wgpu::DeviceType::DiscreteGpu, 0x1002, Vulkan, Bits::Two, Variant::IntegerDot),
-        (wgpu::DeviceType::DiscreteGpu, 0x1002, Dx12, Bits::Two, Variant::Portable),
-        (wgpu::DeviceType::IntegratedGpu, 0x1002, Vulkan, Bits::Four, Variant::Portable),
-        (wgpu::DeviceType::DiscreteGpu, 0x10de, Vulkan, Bits::Two, Variant::Portable),
-        (wgpu::DeviceType::IntegratedGpu, 0x106b, Metal, Bits::Two, Variant::Portable),
+    for (device_type, vendor, backend, expected) in [
+        (wgpu::DeviceType::Cpu, 0x10005, Vulkan, Variant::Subgroups),
+        (wgpu::DeviceType::DiscreteGpu, 0x1002, Vulkan, Variant::Portable),
+        (wgpu::DeviceType::DiscreteGpu, 0x1002, Dx12, Variant::Portable),
+        (wgpu::DeviceType::DiscreteGpu, 0x10de, Vulkan, Variant::Portable),
+        (wgpu::DeviceType::IntegratedGpu, 0x106b, Metal, Variant::Portable),
     ] {
         (info.device_type, info.vendor, info.backend) = (device_type, vendor, backend);
-        assert_eq!(
-            Variant::preferred(&info, &geometry(bits)),
-            expected,
-            "{device_type:?} {vendor:#x} {backend:?}"
-        );
+        assert_eq!(Variant::preferred(&info), expected, "{device_type:?} {vendor:#x} {backend:?}");
     }
 }

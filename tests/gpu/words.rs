@@ -156,6 +156,37 @@ fn rows_rotated_apart() {
     }
 }
 
+/// Clipped groups of every range from none to the largest, with tails of different lengths: every pair of
+/// ends wins somewhere (tests/format.rs).
+#[test]
+fn clipped_groups_of_every_range() {
+    let format = |bits| TensorFormat::new(bits).with_clipping();
+    for (bits, compact) in [(Bits::Two, false), (Bits::Three, true), (Bits::Four, false)] {
+        let format = |bits| if compact { format(bits).with_compact_parameters() } else { format(bits) };
+        let config = config(256).with_formats(format(bits), format(bits)).with_window_format(Dtype::F32);
+        let mut pair = Pair::new(&config);
+        let s = pair.create_sequence();
+        for n in [100, 100] {
+            let steps = [SequenceStep::append(s, n)];
+            let mut tensors = pair.tensors(&steps);
+            let Tensors { k, v, .. } = &mut tensors[0];
+            for (i, x) in k.iter_mut().chain(v).enumerate() {
+                let channel = i % 256;
+                let (below, above) = ((channel / 84) as f32, (channel % 5) as f32 / 2.0);
+                let normal = *x;
+                let stretched = if normal < 0.0 {
+                    normal * (1.0 - normal * below)
+                } else {
+                    normal * (1.0 + normal * above)
+                };
+                *x = stretched * 2f32.powi((channel % 84) as i32 - 68);
+            }
+            pair.step_with(&steps, &tensors);
+        }
+        pair.check_state(s);
+    }
+}
+
 /// Groups of every size and the longest, clipped.
 #[test]
 fn every_clipped_group() {

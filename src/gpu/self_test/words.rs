@@ -1,0 +1,92 @@
+//! Whether the adapter's arithmetic gives the words that the format prescribes: one block of adversarial
+//! values goes through append and pack.
+
+use super::super::buffers::{filled_buffer, scoped};
+use super::super::cache::KvCache;
+use super::super::io::{LayerIo, TensorView};
+use super::super::work::Work;
+use super::{Noise, block_elements};
+use crate::error::Error;
+use crate::format::Dtype;
+use crate::geometry::Geometry;
+use crate::oracle::block_of;
+use crate::plan::{PackBlock, SlabRange, Slot, StepPlan, TokenWrite};
+
+/// Checks the device with the kernels of a class of layers. It has a page, or its pool will never have one.
+pub(in super::super) async fn words(cache: &mut KvCache, class: usize) -> Result<(), Error> {
+    let g = cache.classes[class].geometry().clone();
+    if g.pages() == 0 {
+        return Ok(());
+    }
+    let group = g.layout.group;
+    let mut plan = StepPlan {
+        tokens: group,
+        slots: (0..group).map(Slot::ring).collect(),
+        writes: (0..group).map(|row| TokenWrite { row, slot: Slot::ring(row) }).collect(),
+        packs: vec![PackBlock { first_slot: 0, block: 0 }],
+        ..StepPlan::default()
+    };
+    plan.pack_slabs.push(SlabRange { slab: 0, items: 0..1 });
+    let (keys, values) = (adversarial(&g, 1), adversarial(&g, 2));
+
+    let upload = |contents: &[f32]| {
+        filled_buffer(
+            &cache.device,
+            "kivi self-test",
+            bytemuck::cast_slice(contents),
+            wgpu::BufferUsages::STORAGE,
+        )
+    };
+    let (k, v) = (upload(&keys)?, upload(&values)?);
+    let io = LayerIo::append(TensorView::new(&k, Dtype::F32), TensorView::new(&v, Dtype::F32));
+    let binding = cache.bind(&io)?;
+    let class = &mut cache.classes[class];
+    let work = Work::new(&g, class.pipelines.variant(), &plan);
+    let mut encoder = cache.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    class.prepare(&mut encoder, &work)?;
+    scoped(&cache.device, || {
+        {
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+            class.dispatch_layer(&mut pass, &work, 0, &binding, true);
+        }
+        cache.queue.submit([encoder.finish()]);
+    })?;
+    let got = class.submit_and_read_slab(&cache.queue, g.layout.block_words()).await?;
+    let expected = block_of(&g, &keys, &values);
+    match got.iter().zip(&expected).position(|(a, b)| a != b) {
+        None => Ok(()),
+        Some(at) => Err(Error::Arithmetic {
+            adapter: cache.adapter(),
+            detail: format!("word {at} of the test block is {:#010x}, not {:#010x}", got[at], expected[at]),
+        }),
+    }
+}
+
+/// Keys or values of one block, `[token][kv head][head_dim]`: per channel another difficulty, with noise that
+/// puts values near thresholds.
+fn adversarial(g: &Geometry, seed: u32) -> Vec<f32> {
+    let mut noise = Noise(seed);
+    block_elements(g, |token, head, channel| {
+        let noise = 0.5 * noise.next();
+        // A row of nothing but the smallest numbers: rotated, its sums must not be flushed.
+        if seed == 2 && token % 8 == 7 {
+            return f32::MIN_POSITIVE * (1.5 + noise);
+        }
+        match (channel + head) % 12 {
+            // Multiples of half a level: ties between codes.
+            0 => (token % 7) as f32 * 0.5 - 1.0,
+            1 => noise,
+            2 => 1000.0 + 0.02 * noise,
+            3 => 131_008.0 * noise,
+            4 => -37.25,
+            5 => 1e-4 * noise,
+            6 => 1e-30 * noise,
+            7 => 1e20 * noise,
+            8 if token % 5 == 0 => f32::NAN,
+            8 => f32::from_bits(token + 1),
+            9 => -60_000.0 + 100.0 * noise,
+            10 => noise * noise * noise * 8.0,
+            _ => (noise * 64.0).round() / 64.0 + 3.0,
+        }
+    })
+}
