@@ -66,17 +66,37 @@ pub fn read(
     sequence: SequenceId,
     tokens: &[u32],
 ) -> Result<wgpu::CommandEncoder> {
+    let encoder = read_unless(model, context, sequence, tokens, &|| false)?;
+    Ok(encoder.unwrap_or_else(|| model.gpu.encoder()))
+}
+
+/// The same, unless it is told to stop between two steps: then nothing is left to submit.
+fn read_unless(
+    model: &Model,
+    context: &mut Context,
+    sequence: SequenceId,
+    tokens: &[u32],
+    stop: &dyn Fn() -> bool,
+) -> Result<Option<wgpu::CommandEncoder>> {
     let mut encoder = model.gpu.encoder();
+    let mut last_but_one = None;
     let chunks = tokens.chunks(model.room.tokens as usize);
     let last = chunks.len().saturating_sub(1);
     for (index, chunk) in chunks.enumerate() {
         if index > 0 {
-            model.gpu.submit(std::mem::replace(&mut encoder, model.gpu.encoder()));
+            let submitted = model.gpu.submit(std::mem::replace(&mut encoder, model.gpu.encoder()));
+            // Not far ahead of the GPU, so that stopping is felt.
+            if let Some(before) = last_but_one.replace(submitted) {
+                model.gpu.wait_for(before)?;
+            }
+            if stop() {
+                return Ok(None);
+            }
         }
         let wanted = if index == last { Wanted::Last } else { Wanted::Nothing };
         model.step(context, &mut encoder, &[Input { sequence, tokens: Some(chunk) }], wanted, None)?;
     }
-    Ok(encoder)
+    Ok(Some(encoder))
 }
 
 /// What to write.
@@ -89,6 +109,8 @@ pub struct Request<'a> {
     pub limit: u32,
     /// Tokens after which nothing more is written.
     pub ends: &'a [u32],
+    /// Asked between steps: whether to stop, in the middle of the prompt too.
+    pub stop: &'a dyn Fn() -> bool,
 }
 
 /// Reads a prompt and goes on from it. `each` is given every token, the end's too, and goes on if it returns true.
@@ -100,7 +122,7 @@ pub fn generate(
     sampler: &Sampler,
     context: &mut Context,
     sequence: SequenceId,
-    Request { prompt, sampling, limit, ends }: Request<'_>,
+    Request { prompt, sampling, limit, ends, stop }: Request<'_>,
     mut each: impl FnMut(u32) -> Result<bool>,
 ) -> Result<()> {
     let held = context.cache.tokens(sequence)?;
@@ -123,7 +145,7 @@ pub fn generate(
     if limit == 0 {
         return Ok(());
     }
-    let encoder = read(model, context, sequence, prompt)?;
+    let Some(encoder) = read_unless(model, context, sequence, prompt, stop)? else { return Ok(()) };
     let mut sampled = sampler.submit(&model.gpu, encoder, &[at(context)?]);
     for count in 1..=limit {
         let next = if count < limit {
@@ -134,7 +156,7 @@ pub fn generate(
             None
         };
         let token = sampled.wait(&model.gpu)?[0];
-        let goes_on = each(token)? && !ends.contains(&token);
+        let goes_on = each(token)? && !ends.contains(&token) && !stop();
         match next {
             Some(next) if goes_on => sampled = next,
             Some(next) => {

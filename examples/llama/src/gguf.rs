@@ -1,61 +1,20 @@
-//! GGUF files: what a model is, and its tensors. Parsing and dequantizing are candle's.
+//! GGUF files: their metadata by type and range, and their tensors. Parsing and dequantizing are candle's.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use candle_core::Device;
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::{Content, Value};
 use half::f16;
-use std::collections::HashMap;
 use std::fs::File;
-use std::io::BufReader;
-use std::path::Path;
+use std::io::{BufReader, Seek, SeekFrom};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 
-/// An open file, its header read.
+/// An open file, its header read and its tensors known to be there.
 pub struct Gguf {
     content: Content,
     file: BufReader<File>,
-}
-
-/// Which channels of a head RoPE turns together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RopePairs {
-    /// 2i and 2i + 1: `llama`, whose query and key rows the converter has put in that order.
-    Neighbours,
-    /// i and i + D/2: `qwen2`.
-    Halves,
-}
-
-/// The shape of a model.
-#[derive(Debug, Clone)]
-pub struct Shape {
-    /// As the file calls itself.
-    pub name: String,
-    pub layers: u32,
-    /// Width of the residual stream.
-    pub hidden: u32,
-    pub query_heads: u32,
-    pub kv_heads: u32,
-    pub head_dim: u32,
-    pub feed_forward: u32,
-    pub vocabulary: u32,
-    /// Tokens that the model was trained for.
-    pub context: u32,
-    pub epsilon: f32,
-    pub rope_pairs: RopePairs,
-    /// Radians per position, of each pair of channels.
-    pub frequencies: Vec<f32>,
-}
-
-impl Shape {
-    /// Width of the fused queries, keys and values of a token.
-    pub fn qkv(&self) -> u32 {
-        (self.query_heads + 2 * self.kv_heads) * self.head_dim
-    }
-
-    /// Bytes of a token's keys and values in 16 bits, of all layers.
-    pub fn token_bytes(&self) -> u64 {
-        4 * u64::from(self.layers * self.kv_heads * self.head_dim)
-    }
+    path: PathBuf,
 }
 
 /// The rows of a matrix `[rows][columns]`, as the kernels multiply it.
@@ -68,156 +27,255 @@ pub enum Weights {
 }
 
 impl Gguf {
+    /// Opens a file, and checks that all of its tensors are within it.
     pub fn open(path: &Path) -> Result<Gguf> {
         let file = File::open(path).with_context(|| {
             format!("{}: `cargo xtask model` fetches one, --model takes a path", path.display())
         })?;
         let mut file = BufReader::new(file);
-        let content = Content::read(&mut file).with_context(|| format!("{}", path.display()))?;
-        Ok(Gguf { content, file })
+        let content = Content::read(&mut file).with_context(|| {
+            format!(
+                "{}: this is no GGUF file, or its header was cut or altered: fetch it again",
+                path.display()
+            )
+        })?;
+        let length = file.seek(SeekFrom::End(0))?;
+        let gguf = Gguf { content, file, path: path.to_path_buf() };
+        gguf.check_extents(length).with_context(|| format!("{}", path.display()))?;
+        Ok(gguf)
     }
 
-    pub fn metadata(&self) -> &HashMap<String, Value> {
-        &self.content.metadata
+    /// Whether every tensor has a possible shape and lies within the file.
+    fn check_extents(&self, length: u64) -> Result<()> {
+        let mut tensors: Vec<_> = self.content.tensor_infos.iter().collect();
+        tensors.sort_by_key(|(name, info)| (info.offset, name.as_str()));
+        for (name, info) in tensors {
+            let (dims, dtype) = (info.shape.dims(), info.ggml_dtype);
+            let blocks = || {
+                let elements = dims.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim as u64))?;
+                let block = dtype.block_size() as u64;
+                (elements > 0 && elements.is_multiple_of(block)).then_some(elements / block)
+            };
+            let end = blocks()
+                .and_then(|blocks| blocks.checked_mul(dtype.type_size() as u64))
+                .and_then(|bytes| bytes.checked_add(self.content.tensor_data_offset))
+                .and_then(|end| end.checked_add(info.offset));
+            let Some(end) = end else {
+                bail!(
+                    "the tensor {name} has the impossible shape {dims:?} of {dtype:?}: fetch the file again"
+                );
+            };
+            if end > length {
+                bail!(
+                    "the file was cut: it has {length} bytes, and the tensor {name} ends at {end}: fetch it again"
+                );
+            }
+        }
+        Ok(())
     }
 
-    fn value(&self, key: &str) -> Result<&Value> {
-        self.content.metadata.get(key).with_context(|| format!("the file has no {key}"))
+    fn value(&self, key: &str) -> Option<&Value> {
+        self.content.metadata.get(key)
     }
 
-    /// A string of the metadata.
-    pub fn string(&self, key: &str) -> Result<&str> {
-        Ok(self.value(key)?.to_string()?)
+    /// A string of the metadata, if there is one.
+    pub fn string(&self, key: &str) -> Result<Option<&str>> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => bail!("{key} is {}, a text is expected", kind(other)),
+        }
     }
 
-    /// A number of the metadata. Files disagree on the integer's width.
-    pub fn number(&self, key: &str) -> Result<f64> {
-        Ok(match self.value(key)? {
+    /// A number of the metadata that is whole and within a range, if there is one. Files disagree on its
+    /// width.
+    pub fn whole(&self, key: &str, range: RangeInclusive<u32>) -> Result<Option<u32>> {
+        self.value(key).map(|value| whole(key, value, &range)).transpose()
+    }
+
+    /// The same where there must be one.
+    pub fn needed(&self, key: &str, range: RangeInclusive<u32>) -> Result<u32> {
+        self.whole(key, range)?.with_context(|| format!("the file has no {key}"))
+    }
+
+    /// The same, written once or for each of so many layers, which must agree.
+    pub fn of_layers(&self, key: &str, layers: u32, range: RangeInclusive<u32>) -> Result<Option<u32>> {
+        let Some(Value::Array(list)) = self.value(key) else { return self.whole(key, range) };
+        ensure!(list.len() == layers as usize, "{key} has {} entries for {layers} layers", list.len());
+        let mut numbers = list.iter().map(|value| whole(key, value, &range));
+        let first = numbers.next().transpose()?;
+        for number in numbers {
+            if Some(number?) != first {
+                bail!("{key} differs from layer to layer, which is not supported");
+            }
+        }
+        Ok(first)
+    }
+
+    /// A number of the metadata that is finite and larger than `above`, and at most `most`, if there is one.
+    pub fn real(&self, key: &str, above: f64, most: f64) -> Result<Option<f64>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let number = match value {
             Value::F32(x) => f64::from(*x),
             Value::F64(x) => *x,
-            Value::I32(x) => f64::from(*x),
-            Value::U32(x) => f64::from(*x),
-            other => other.to_u64().map(|x| x as f64)?,
-        })
+            other => integer(other)
+                .with_context(|| format!("{key} is {}, a number is expected", kind(other)))?
+                as f64,
+        };
+        // A NaN is in no range.
+        ensure!(
+            number > above && number <= most,
+            "{key} = {number} is not supported: more than {above}, at most {most}"
+        );
+        Ok(Some(number))
     }
 
-    /// A list of the metadata.
-    pub fn list(&self, key: &str) -> Result<&[Value]> {
-        Ok(self.value(key)?.to_vec()?)
+    /// Yes or no, if the metadata say so.
+    pub fn flag(&self, key: &str) -> Result<Option<bool>> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(*flag)),
+            Some(other) => bail!("{key} is {}, true or false is expected", kind(other)),
+        }
+    }
+
+    /// A list of the metadata, its entries read by `read`, if there is one.
+    pub fn list<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<Vec<T>>> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Array(list)) => {
+                let entries = list.iter().enumerate().map(|(at, value)| {
+                    read(value).with_context(|| {
+                        format!("entry {at} of {key} is {}, {expected} is expected", kind(value))
+                    })
+                });
+                entries.collect::<Result<_>>().map(Some)
+            }
+            Some(other) => bail!("{key} is {}, a list is expected", kind(other)),
+        }
+    }
+
+    /// A list of strings that must be there.
+    pub fn texts(&self, key: &str) -> Result<Vec<String>> {
+        let text = |value: &Value| value.to_string().ok().cloned();
+        self.list(key, "a text", text)?.with_context(|| format!("the file has no {key}"))
     }
 
     pub fn has(&self, tensor: &str) -> bool {
         self.content.tensor_infos.contains_key(tensor)
     }
 
-    /// The model's shape.
-    pub fn shape(&mut self) -> Result<Shape> {
-        let architecture = self.string("general.architecture")?.to_string();
-        let rope_pairs = match architecture.as_str() {
-            "llama" => RopePairs::Neighbours,
-            "qwen2" => RopePairs::Halves,
-            other => bail!("architecture {other}: this example runs llama and qwen2"),
-        };
-        let of = |key: &str| format!("{architecture}.{key}");
-        let number = |key: &str| self.number(&of(key));
-        let size = |key: &str| number(key).map(|x| x as u32);
-        if number("expert_count").is_ok_and(|experts| experts > 0.0) {
-            bail!("mixtures of experts are not supported");
-        }
-        let (hidden, query_heads) = (size("embedding_length")?, size("attention.head_count")?);
-        let head_dim = size("attention.key_length").unwrap_or(hidden / query_heads);
-        let base = number("rope.freq_base").unwrap_or(10_000.0);
-        let scaling = match self.string(&of("rope.scaling.type")) {
-            Ok("none") => 1.0,
-            // Old files do not say which, and mean linear; 0 stands for none.
-            Ok("linear") | Err(_) => {
-                let factor = number("rope.scaling.factor").or_else(|_| number("rope.scale_linear"));
-                factor.ok().filter(|factor| *factor != 0.0).unwrap_or(1.0)
-            }
-            Ok(other) => bail!("RoPE scaling {other} is not supported"),
-        };
-        for tensor in ["attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"] {
-            if self.has(&format!("blk.0.{tensor}")) {
-                bail!("{tensor}: biases other than those of queries, keys and values are not supported");
-            }
-        }
-        if size("rope.dimension_count").unwrap_or(head_dim) != head_dim {
-            bail!("RoPE over a part of the head is not supported");
-        }
-        let frequency =
-            |pair: u32| (base.powf(-2.0 * f64::from(pair) / f64::from(head_dim)) / scaling) as f32;
-        let mut shape = Shape {
-            name: self.string("general.name").unwrap_or("a model without a name").to_string(),
-            layers: size("block_count")?,
-            hidden,
-            query_heads,
-            kv_heads: size("attention.head_count_kv").unwrap_or(query_heads),
-            head_dim,
-            feed_forward: size("feed_forward_length")?,
-            vocabulary: self.list("tokenizer.ggml.tokens")?.len() as u32,
-            context: size("context_length")?,
-            epsilon: number("attention.layer_norm_rms_epsilon")? as f32,
-            rope_pairs,
-            frequencies: (0..head_dim / 2).map(frequency).collect(),
-        };
-        // Llama 3 divides each frequency by a factor of its own.
-        if self.has("rope_freqs.weight") {
-            let factors = self.floats("rope_freqs.weight", head_dim / 2)?;
-            shape.frequencies.iter_mut().zip(factors).for_each(|(frequency, factor)| *frequency /= factor);
-        }
-        for (what, columns) in [
-            ("embedding", hidden),
-            ("feed-forward", shape.feed_forward),
-            ("attention", query_heads * head_dim),
-        ] {
-            if !columns.is_multiple_of(32) {
-                bail!("a width that is no multiple of 32 is not supported: {what} of {columns}");
-            }
-        }
-        if !shape.vocabulary.is_multiple_of(4) {
-            bail!("a vocabulary of {} tokens, no multiple of 4, is not supported", shape.vocabulary);
-        }
-        Ok(shape)
+    /// Where an error is from.
+    fn within(&self, tensor: &str) -> String {
+        format!("{}: the tensor {tensor}", self.path.display())
     }
 
     /// A tensor of so many numbers, in f32.
     pub fn floats(&mut self, name: &str, count: u32) -> Result<Vec<f32>> {
-        let tensor = self.content.tensor(&mut self.file, name, &Device::Cpu)?;
-        if tensor.shape().elem_count() != count as usize {
-            bail!("{name} has the shape {:?}, {count} numbers are expected", tensor.shape());
-        }
-        Ok(tensor.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1()?)
+        let within = self.within(name);
+        let tensor = self.tensor(name)?;
+        let shape = tensor.shape();
+        ensure!(
+            shape.elem_count() == count as usize,
+            "{within} has the shape {shape:?}, {count} numbers are expected"
+        );
+        let values: Vec<f32> = tensor.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1()?;
+        ensure!(
+            values.iter().all(|x| x.is_finite()),
+            "{within} has numbers that are not finite: fetch the file again"
+        );
+        Ok(values)
+    }
+
+    fn tensor(&mut self, name: &str) -> Result<candle_core::quantized::QTensor> {
+        let tensor = self.content.tensor(&mut self.file, name, &Device::Cpu);
+        tensor.with_context(|| format!("{}: fetch the file again, if it should be there", self.within(name)))
     }
 
     /// The rows of several matrices with so many columns, one after the other: in 4 bits if all of them are blocks of 4 bits, else in f16.
     pub fn rows(&mut self, names: &[String], columns: u32) -> Result<Weights> {
         let mut tensors = Vec::with_capacity(names.len());
         for name in names {
-            let tensor = self.content.tensor(&mut self.file, name, &Device::Cpu)?;
+            let tensor = self.tensor(name)?;
             match tensor.shape().dims() {
                 [_, width] if *width == columns as usize => tensors.push(tensor),
-                other => bail!("{name} has the shape {other:?}, rows of {columns} columns are expected"),
+                other => {
+                    bail!(
+                        "{} has the shape {other:?}, rows of {columns} columns are expected",
+                        self.within(name)
+                    )
+                }
             }
         }
         if tensors.iter().all(|t| matches!(t.dtype(), GgmlDType::Q4_0 | GgmlDType::Q4_1)) {
             let mut words = Vec::new();
-            for tensor in &tensors {
+            for (tensor, name) in tensors.iter().zip(names) {
                 let bytes = tensor.data()?;
                 let (size, zero) =
                     if tensor.dtype() == GgmlDType::Q4_1 { (20, None) } else { (18, Some(8.0)) };
+                let first = words.len();
                 words.extend(bytes.chunks_exact(size).flat_map(|block| four_bit_block(block, zero)));
+                // Scale and minimum of every block.
+                let mut parameters = words[first..].iter().step_by(5).flat_map(|word| [*word, word >> 16]);
+                self.check_finite(name, parameters.all(|bits| bits & 0x7c00 != 0x7c00))?;
             }
             return Ok(Weights::Four(words));
         }
         let mut words = Vec::new();
-        for tensor in &tensors {
+        for (tensor, name) in tensors.iter().zip(names) {
             let values: Vec<f32> = tensor.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1()?;
+            self.check_finite(name, values.iter().all(|x| f16::from_f32(*x).is_finite()))?;
             words.extend(values.chunks_exact(2).map(|pair| {
                 let half = |x: f32| u32::from(f16::from_f32(x).to_bits());
                 half(pair[0]) | half(pair[1]) << 16
             }));
         }
         Ok(Weights::Sixteen(words))
+    }
+
+    fn check_finite(&self, tensor: &str, finite: bool) -> Result<()> {
+        let within = self.within(tensor);
+        ensure!(finite, "{within} has weights that are no numbers of 16 bits: fetch the file again");
+        Ok(())
+    }
+}
+
+fn whole(key: &str, value: &Value, range: &RangeInclusive<u32>) -> Result<u32> {
+    let number =
+        integer(value).with_context(|| format!("{key} is {}, a whole number is expected", kind(value)))?;
+    let fits = u32::try_from(number).ok().filter(|number| range.contains(number));
+    fits.with_context(|| format!("{key} = {number} is not supported: {} to {}", range.start(), range.end()))
+}
+
+/// A whole number of whatever width.
+pub fn integer(value: &Value) -> Option<i128> {
+    Some(match value {
+        Value::U8(x) => (*x).into(),
+        Value::I8(x) => (*x).into(),
+        Value::U16(x) => (*x).into(),
+        Value::I16(x) => (*x).into(),
+        Value::U32(x) => (*x).into(),
+        Value::I32(x) => (*x).into(),
+        Value::U64(x) => (*x).into(),
+        Value::I64(x) => (*x).into(),
+        _ => return None,
+    })
+}
+
+/// What a value is, for messages.
+fn kind(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("the text {:?}", text.chars().take(40).collect::<String>()),
+        Value::Array(list) => format!("a list of {}", list.len()),
+        Value::F32(x) => format!("the number {x}"),
+        Value::F64(x) => format!("the number {x}"),
+        Value::Bool(x) => x.to_string(),
+        other => integer(other).map_or_else(|| format!("{other:?}"), |x| format!("the number {x}")),
     }
 }
 

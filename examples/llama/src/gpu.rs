@@ -1,6 +1,9 @@
 //! The device, and what is short about making buffers, pipelines and bind groups on it.
 
-use anyhow::{Context, Result, bail};
+#[path = "../../support/adapters.rs"]
+mod adapters;
+
+use anyhow::{Result, bail};
 use kivi_wgpu::{KvCache, wgpu};
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -22,40 +25,21 @@ pub struct Reading<T> {
 impl<T: bytemuck::Pod> Reading<T> {
     /// Waits for it, not for what was submitted later.
     pub fn wait(self, gpu: &Gpu) -> Result<Vec<T>> {
-        let poll = wgpu::PollType::Wait { submission_index: Some(self.submission), timeout: None };
-        gpu.device.poll(poll)?;
+        gpu.wait_for(self.submission)?;
         Ok(bytemuck::pod_collect_to_vec(&self.mapped.slice(..).get_mapped_range()?))
     }
 }
 
 impl Gpu {
-    /// The adapter whose name contains `name` (or `KIVI_ADAPTER`, as in the library's tests), else wgpu's choice, with the largest buffers that it allows: the vocabulary's matrix is long.
+    /// The adapter that `name` (or `KIVI_ADAPTER`, as in the library's tests) names by its index or a part of
+    /// its name, else wgpu's choice, with the largest buffers that it allows: the vocabulary's matrix is
+    /// long.
     pub fn open(name: Option<&str>) -> Result<Gpu> {
-        let wanted = std::env::var("KIVI_ADAPTER").ok().filter(|wanted| !wanted.is_empty());
-        let name = name.or(wanted.as_deref());
         // Tests set this to see the kernels that run everywhere.
         let optional = std::env::var("KIVI_OPTIONAL_FEATURES").as_deref() != Ok("0");
         let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
         pollster::block_on(async {
-            let adapter = match name {
-                None => {
-                    let options = wgpu::RequestAdapterOptions {
-                        power_preference: wgpu::PowerPreference::HighPerformance,
-                        ..Default::default()
-                    };
-                    let found = instance.request_adapter(&options).await;
-                    found.context("wgpu finds no adapter; `cargo xtask demo` installs a software one")?
-                }
-                Some(name) => {
-                    let named =
-                        |a: &wgpu::Adapter| a.get_info().name.to_lowercase().contains(&name.to_lowercase());
-                    let all = instance.enumerate_adapters(wgpu::Backends::all()).await;
-                    let names: Vec<String> = all.iter().map(|a| a.get_info().name).collect();
-                    all.into_iter().find(named).with_context(|| {
-                        format!("no adapter is named like {name}; there are: {}", names.join(", "))
-                    })?
-                }
-            };
+            let adapter = adapters::choose(&instance, name).await.map_err(anyhow::Error::msg)?;
             let available = adapter.limits();
             let faster = if optional { KvCache::optional_features() } else { wgpu::Features::empty() };
             let descriptor = wgpu::DeviceDescriptor {
@@ -178,8 +162,14 @@ impl Gpu {
         self.device.create_command_encoder(&Default::default())
     }
 
-    pub fn submit(&self, encoder: wgpu::CommandEncoder) {
-        self.queue.submit([encoder.finish()]);
+    pub fn submit(&self, encoder: wgpu::CommandEncoder) -> wgpu::SubmissionIndex {
+        self.queue.submit([encoder.finish()])
+    }
+
+    /// Waits for what was submitted, not for what was submitted later.
+    pub fn wait_for(&self, submission: wgpu::SubmissionIndex) -> Result<()> {
+        self.device.poll(wgpu::PollType::Wait { submission_index: Some(submission), timeout: None })?;
+        Ok(())
     }
 
     /// Submits `encoder`, and has what it leaves at `bytes` of a buffer brought to the host.
@@ -197,7 +187,7 @@ impl Gpu {
         });
         encoder.copy_buffer_to_buffer(buffer, bytes.start, &mapped, 0, mapped.size());
         encoder.map_buffer_on_submit(&mapped, wgpu::MapMode::Read, .., |_| {});
-        let submission = self.queue.submit([encoder.finish()]);
+        let submission = self.submit(encoder);
         Reading { mapped, submission, content: PhantomData }
     }
 

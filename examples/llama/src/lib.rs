@@ -1,6 +1,8 @@
-//! A Llama or Qwen2 model that runs wholly on wgpu around kivi-wgpu's cache, as an inference engine would embed it.
+//! A Llama or Qwen2 model that runs wholly on wgpu around kivi-wgpu's cache, as an inference engine would
+//! embed it.
 //!
-//! - [`gguf`]: the file; [`tokenizer`]: its tokens and chat template.
+//! - [`gguf`]: the file; [`shape`]: what the model is; [`tokenizer`], [`template`]: its tokens and its chat
+//!   template.
 //! - [`model`]: weights and kernels, and the recording of a step.
 //! - [`generate`]: prompts, sampling, the loop of decoding. [`score`]: losses and divergences of texts.
 
@@ -11,5 +13,8 @@ pub mod gpu;
 pub mod model;
 pub mod products;
 pub mod profile;
+pub mod room;
 pub mod score;
+pub mod shape;
+pub mod template;
 pub mod tokenizer;

@@ -6,11 +6,16 @@ mod pictures;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use indicatif::ProgressBar;
+use kivi_wgpu::Geometry;
+use llama::format::Format;
 use llama::gguf::Gguf;
 use llama::gpu::Gpu;
-use llama::model::{Model, Room};
+use llama::model::{Model, cache_config};
+use llama::room::{Asked, Room};
+use llama::shape::Shape;
 use llama::tokenizer::Tokenizer;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 /// A Llama or Qwen2 model wholly on the GPU, around a key/value cache in 2 to 16 bits.
 #[derive(Parser)]
@@ -27,7 +32,7 @@ struct ModelOptions {
     /// A GGUF file; without it the one that `cargo xtask model` has fetched or was given last.
     #[arg(long, global = true)]
     model: Option<PathBuf>,
-    /// The adapter whose name contains this.
+    /// The adapter with this index, or the first whose name contains this; a name that none has lists them.
     #[arg(long, global = true)]
     adapter: Option<String>,
 }
@@ -55,17 +60,28 @@ enum Command {
     Throughput(commands::throughput::Options),
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     env_logger::init();
     let Arguments { model, command } = Arguments::parse();
+    match run(&model, command) {
+        Err(error) if !commands::output::is_closed_pipe(&error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+        // Who has read enough closes the pipe.
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+fn run(model: &ModelOptions, command: Command) -> Result<()> {
     match command {
-        Command::Generate(options) => commands::generate::run(&model, options),
-        Command::Chat(options) => commands::chat::run(&model, options),
-        Command::Perplexity(options) => commands::perplexity::run(&model, options),
-        Command::Needle(options) => commands::needle::run(&model, options),
-        Command::Compare(options) => commands::compare::run(&model, options),
-        Command::Heatmap(options) => commands::heatmap::run(&model, options),
-        Command::Throughput(options) => commands::throughput::run(&model, options),
+        Command::Generate(options) => commands::generate::run(model, options),
+        Command::Chat(options) => commands::chat::run(model, options),
+        Command::Perplexity(options) => commands::perplexity::run(model, options),
+        Command::Needle(options) => commands::needle::run(model, options),
+        Command::Compare(options) => commands::compare::run(model, options),
+        Command::Heatmap(options) => commands::heatmap::run(model, options),
+        Command::Throughput(options) => commands::throughput::run(model, options),
     }
 }
 
@@ -80,22 +96,58 @@ impl ModelOptions {
         Ok(path.trim().into())
     }
 
-    /// The model and its tokenizer, with a bar that shows how much of it is there.
-    fn load(&self, room: Room) -> Result<(Model, Tokenizer)> {
-        let mut file = Gguf::open(&self.path()?)?;
-        let context = file.shape()?.context;
-        let tokenizer = Tokenizer::new(&file)?;
-        let bar = ProgressBar::new(0).with_message("weights");
-        if room.context > context {
-            eprintln!("the model was trained for {context} tokens, this asks for {}", room.context);
+    /// The model's file, its weights not read yet, and the device.
+    fn open(&self) -> Result<Opened> {
+        let path = self.path()?;
+        let mut file = Gguf::open(&path)?;
+        let shape = Shape::of(&mut file).with_context(|| format!("{}", path.display()))?;
+        let tokenizer = Tokenizer::new(&file).with_context(|| format!("{}", path.display()))?;
+        Ok(Opened { file, shape, tokenizer, gpu: Gpu::open(self.adapter.as_deref())? })
+    }
+}
+
+/// A model of which everything is known but its weights: what options ask for is checked now.
+struct Opened {
+    file: Gguf,
+    shape: Shape,
+    tokenizer: Tokenizer,
+    gpu: Gpu,
+}
+
+impl Opened {
+    /// Room for so many tokens and rows of logits in a step, and for a context.
+    fn room(&self, tokens: Asked, logits: Asked, context: Asked) -> Result<Room> {
+        Room::new(&self.gpu, &self.shape, tokens, logits, context)
+    }
+
+    /// Whether a cache in each of these formats can hold a sequence of the whole context, among so many
+    /// sequences.
+    fn check(&self, room: Room, formats: &[Format], sequences: Asked) -> Result<()> {
+        let config = cache_config(&self.shape, room).with_capacity(room.context);
+        for format in formats {
+            let config =
+                format.apply(config.clone()).with_max_sequences(sequences.within(65535, "sequences")?);
+            Geometry::all(&config, self.gpu.largest_buffer()).with_context(|| {
+                let Room { tokens, context, .. } = room;
+                let Asked { size, option } = sequences;
+                format!(
+                    "a cache in the format {}, {option} {size}, for steps of {tokens} tokens and {context} positions",
+                    format.name
+                )
+            })?;
         }
-        let room = Room { context: if room.context == 0 { context } else { room.context }, ..room };
-        let model = Model::load(Gpu::open(self.adapter.as_deref())?, file, room, |done, all| {
+        Ok(())
+    }
+
+    /// Reads the weights, with a bar that shows how much of them is there.
+    fn load(self, room: Room) -> Result<(Model, Tokenizer)> {
+        let bar = ProgressBar::new(0).with_message("weights");
+        let model = Model::load(self.gpu, self.file, room, |done, all| {
             bar.set_length(all.into());
             bar.set_position(done.into());
         })?;
         bar.finish_and_clear();
-        Ok((model, tokenizer))
+        Ok((model, self.tokenizer))
     }
 }
 

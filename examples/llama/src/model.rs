@@ -1,9 +1,11 @@
 //! A Llama or Qwen2 model on the GPU: weights, kernels and the recording of a step. The cache is the library's.
 
-use crate::gguf::{Gguf, RopePairs, Shape};
+use crate::gguf::Gguf;
 use crate::gpu::Gpu;
 use crate::products::{Epilogue, Gather, Matrix, Product, Products};
 use crate::profile::{Part, Profile, Segments};
+use crate::room::Room;
+use crate::shape::{RopePairs, Shape};
 use anyhow::{Result, bail};
 use kivi_wgpu::{
     CacheConfig, Dtype, KvCache, KvCacheOptions, LayerBinding, LayerIo, SequenceId, SequenceStep, TensorView,
@@ -12,17 +14,6 @@ use kivi_wgpu::{
 
 /// Tokens that a cache is made for at first; it grows.
 const FIRST_CAPACITY: u32 = 4096;
-
-/// What buffers are made for.
-#[derive(Debug, Clone, Copy)]
-pub struct Room {
-    /// Tokens of a step, over all sequences.
-    pub tokens: u32,
-    /// Rows of logits of a step.
-    pub logits: u32,
-    /// Positions of a sequence.
-    pub context: u32,
-}
 
 /// A pipeline with its buffers.
 pub struct Kernel {
@@ -107,7 +98,7 @@ pub enum Wanted {
 impl Model {
     /// Uploads a file's weights; `progress` is told how many of how many layers are there.
     pub fn load(gpu: Gpu, mut file: Gguf, room: Room, mut progress: impl FnMut(u32, u32)) -> Result<Model> {
-        let shape = file.shape()?;
+        let shape = Shape::of(&mut file)?;
         // The kernel that multiplies takes tokens by 16.
         let padded = |rows: u32| u64::from(rows.next_multiple_of(16));
         let floats = |columns: u32, rows: u32| padded(rows) * u64::from(columns) * 4;
@@ -232,11 +223,7 @@ impl Model {
 
     /// A configuration of the cache for this model: the formats are still to choose.
     pub fn cache_config(&self) -> CacheConfig {
-        let Shape { layers, query_heads, kv_heads, head_dim, .. } = self.shape;
-        CacheConfig::new(layers, query_heads, kv_heads, head_dim)
-            .with_capacity(self.room.context.min(FIRST_CAPACITY))
-            .with_max_step(self.room.tokens)
-            .with_max_batch_tokens(self.room.tokens)
+        cache_config(&self.shape, self.room)
     }
 
     /// An empty cache, bound to the activations: three views of the fused queries, keys and values.
@@ -331,6 +318,14 @@ impl Model {
         step.finish()?;
         Ok(())
     }
+}
+
+/// A configuration of the cache for a model of this shape: the formats are still to choose.
+pub fn cache_config(shape: &Shape, room: Room) -> CacheConfig {
+    CacheConfig::new(shape.layers, shape.query_heads, shape.kv_heads, shape.head_dim)
+        .with_capacity(room.context.min(FIRST_CAPACITY))
+        .with_max_step(room.tokens)
+        .with_max_batch_tokens(room.tokens)
 }
 
 /// RoPE over the heads of queries and keys of the fused tensor.

@@ -3,7 +3,6 @@
 use anyhow::Result;
 use plotters::element::BitMapElement;
 use plotters::prelude::*;
-use std::path::Path;
 
 /// A map of numbers from 0 to 1, `[row][column]`.
 pub struct Panel {
@@ -18,19 +17,14 @@ fn colour(part: f64) -> RGBColor {
 }
 
 /// Panels of few cells beside each other, each cell with its number.
-pub fn heat_maps(
-    path: &Path,
-    title: &str,
-    panels: &[Panel],
-    columns: &[String],
-    rows: &[String],
-) -> Result<()> {
+pub fn heat_maps(title: &str, panels: &[Panel], columns: &[String], rows: &[String]) -> Result<String> {
+    let mut svg = String::new();
     let (cell, left, top) = (64, 70, 70);
     let width = columns.len() as i32 * cell;
     let step = width + 30;
     // At least as wide as the title.
     let size = ((left + step * panels.len() as i32).max(440), top + rows.len() as i32 * cell + 40);
-    let root = SVGBackend::new(path, (size.0 as u32, size.1 as u32)).into_drawing_area();
+    let root = SVGBackend::with_string(&mut svg, (size.0 as u32, size.1 as u32)).into_drawing_area();
     root.fill(&WHITE)?;
     root.draw(&Text::new(title, (left, 8), ("sans-serif", 18)))?;
     for (index, panel) in panels.iter().enumerate() {
@@ -62,19 +56,21 @@ pub fn heat_maps(
         }
     }
     root.present()?;
-    Ok(())
+    drop(root);
+    Ok(svg)
 }
 
 /// Panels of many cells, two in a row, each cell a few pixels of one bitmap.
-pub fn bitmaps(path: &Path, title: &str, panels: &[Panel], x: &str, y: &str) -> Result<()> {
+pub fn bitmaps(title: &str, panels: &[Panel], x: &str, y: &str) -> Result<String> {
+    let mut svg = String::new();
     let tall = panels.iter().map(|p| p.cells.len()).max().unwrap_or(1);
     let wide = panels.iter().map(|p| p.cells.first().map_or(0, Vec::len)).max().unwrap_or(1);
     let scale = (560 / wide).max(1);
     let (width, height) = ((wide * scale) as i32, tall as i32);
     let (left, top, step) = (40, 40, (width + 40, height + 60));
     let rows = panels.len().div_ceil(2) as i32;
-    let root =
-        SVGBackend::new(path, ((left + 2 * step.0) as u32, (top + rows * step.1) as u32)).into_drawing_area();
+    let size = ((left + 2 * step.0) as u32, (top + rows * step.1) as u32);
+    let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
     root.fill(&WHITE)?;
     root.draw(&Text::new(title, (left, 8), ("sans-serif", 18)))?;
     for (index, panel) in panels.iter().enumerate() {
@@ -97,14 +93,13 @@ pub fn bitmaps(path: &Path, title: &str, panels: &[Panel], x: &str, y: &str) -> 
     root.present()?;
     drop(root);
     // Plotters leaves out the kind of the data, which not every viewer guesses.
-    let svg = std::fs::read_to_string(path)?;
-    std::fs::write(path, svg.replace("data:png;base64", "data:image/png;base64"))?;
-    Ok(())
+    Ok(svg.replace("data:png;base64", "data:image/png;base64"))
 }
 
 /// Named points: x is linear, y logarithmic.
-pub fn points(path: &Path, title: &str, x: &str, y: &str, points: &[(String, f64, f64)]) -> Result<()> {
-    let root = SVGBackend::new(path, (900, 560)).into_drawing_area();
+pub fn points(title: &str, x: &str, y: &str, points: &[(String, f64, f64)]) -> Result<String> {
+    let mut svg = String::new();
+    let root = SVGBackend::with_string(&mut svg, (900, 560)).into_drawing_area();
     root.fill(&WHITE)?;
     let ends = |of: fn(&(String, f64, f64)) -> f64| {
         points.iter().map(of).fold((f64::MAX, f64::MIN), |(low, high), v| (low.min(v), high.max(v)))
@@ -124,5 +119,7 @@ pub fn points(path: &Path, title: &str, x: &str, y: &str, points: &[(String, f64
         chart.draw_series([EmptyElement::at(at) + Text::new(name.clone(), (9, -7), ("sans-serif", 14))])?;
     }
     root.present()?;
-    Ok(())
+    drop(chart);
+    drop(root);
+    Ok(svg)
 }

@@ -1,11 +1,12 @@
-//! Text to tokens and back, by the vocabulary in a GGUF file, and its chat template. The algorithms are Hugging Face's tokenizers, the template engine minijinja.
+//! Text to tokens and back, by the vocabulary in a GGUF file. The algorithms are those of Hugging Face's
+//! tokenizers.
 
-use crate::gguf::Gguf;
-use anyhow::{Context, Result, anyhow, bail};
-use minijinja::{Environment, ErrorKind, context};
-use serde::Serialize;
+use crate::gguf::{Gguf, integer};
+use crate::template::{Message, Part, Template};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use candle_core::quantized::gguf_file;
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// How words are split where the digits of a number stand alone, in groups of three, or one by one.
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -14,24 +15,24 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 /// A vocabulary and what belongs to it.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    template: Option<String>,
+    /// The same, to which control tokens in a text are text.
+    plain: tokenizers::Tokenizer,
+    /// Tokens that are no text.
+    control: HashSet<u32>,
+    template: Option<Template>,
     bos: Option<u32>,
     adds_bos: bool,
     /// Tokens that end a text or a turn.
     pub ends: Vec<u32>,
 }
 
-/// One message of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, serde::Deserialize)]
-pub struct Message {
-    /// `system`, `user` or `assistant`.
-    pub role: String,
-    pub content: String,
-}
-
 impl Tokenizer {
     pub fn new(file: &Gguf) -> Result<Tokenizer> {
-        let tokens = strings(file, "tokenizer.ggml.tokens")?;
+        let tokens = file.texts("tokenizer.ggml.tokens")?;
+        let whole = |value: &gguf_file::Value| integer(value).and_then(|kind| i32::try_from(kind).ok());
+        let kinds = file.list("tokenizer.ggml.token_type", "a whole number", whole)?;
+        let kinds =
+            kinds.map_or(Ok(Vec::new()), |kinds| one_each("tokenizer.ggml.token_type", kinds, &tokens))?;
         let vocabulary: HashMap<&str, usize> =
             tokens.iter().enumerate().map(|(id, token)| (token.as_str(), id)).collect();
         let mut model = json!({ "type": "BPE", "vocab": vocabulary, "merges": [] });
@@ -39,12 +40,14 @@ impl Tokenizer {
         let split = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
         let sequence = |parts: Vec<Value>| json!({ "type": "Sequence", "pretokenizers": parts });
         let (normalizer, pre_tokenizer, decoder);
-        match file.string("tokenizer.ggml.model")? {
+        let kind = file.string("tokenizer.ggml.model")?.context("the file has no tokenizer.ggml.model")?;
+        match kind {
             "gpt2" => {
-                model["merges"] = json!(strings(file, "tokenizer.ggml.merges")?);
+                model["merges"] = json!(file.texts("tokenizer.ggml.merges")?);
                 decoder = byte_level(true);
                 // Old converters have not written it: how the model was trained to split words is unknown then.
-                let splits = file.string("tokenizer.ggml.pre").context("convert the model anew")?;
+                let splits = file.string("tokenizer.ggml.pre")?;
+                let splits = splits.context("the file has no tokenizer.ggml.pre: convert the model anew")?;
                 (normalizer, pre_tokenizer) = match splits {
                     "gpt-2" => (Value::Null, byte_level(true)),
                     "smollm" => {
@@ -56,18 +59,24 @@ impl Tokenizer {
                         model["ignore_merges"] = json!(true);
                         (Value::Null, sequence(vec![split(LLAMA3), byte_level(false)]))
                     }
-                    other => bail!("the tokenizer splits words as {other} does, which this example cannot"),
+                    other => bail!(
+                        "tokenizer.ggml.pre = {other}: a way to split words that this example does not know"
+                    ),
                 };
             }
             "llama" => {
-                model["merges"] = json!(merges(&tokens, &vocabulary, &scores(file)?));
+                let key = "tokenizer.ggml.scores";
+                let scores =
+                    file.list(key, "a finite number", |value| value.to_f32().ok().filter(|x| x.is_finite()))?;
+                let scores =
+                    one_each(key, scores.with_context(|| format!("the file has no {key}"))?, &tokens)?;
+                model["merges"] = json!(merges(&tokens, &vocabulary, &scores));
                 model["byte_fallback"] = json!(true);
                 model["fuse_unk"] = json!(true);
                 model["unk_token"] = json!("<unk>");
                 let underscore = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
                 let (mut steps, mut back) = (vec![underscore], Vec::new());
-                let prefix = file.metadata().get("tokenizer.ggml.add_space_prefix");
-                if prefix.is_none_or(|prefix| prefix.to_bool().unwrap_or(true)) {
+                if file.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true) {
                     steps.insert(0, json!({ "type": "Prepend", "prepend": "▁" }));
                     back.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
                 }
@@ -78,18 +87,15 @@ impl Tokenizer {
                 let decoders: Vec<Value> = decoders.into_iter().chain(back).collect();
                 decoder = json!({ "type": "Sequence", "decoders": decoders });
             }
-            other => bail!("a tokenizer of kind {other}; this example knows gpt2 and llama"),
+            other => bail!("tokenizer.ggml.model = {other}: this example knows gpt2 and llama"),
         }
-        let kinds = file.list("tokenizer.ggml.token_type").unwrap_or_default();
         let added: Vec<Value> = kinds
             .iter()
             .zip(&tokens)
             .enumerate()
             // 3: control, 4: defined by the user.
-            .filter_map(|(id, (kind, token))| match kind.to_i32() {
-                Ok(kind @ (3 | 4)) => Some((id, kind == 3, token)),
-                _ => None,
-            })
+            .filter(|(_, (kind, _))| matches!(kind, 3 | 4))
+            .map(|(id, (kind, token))| (id, *kind == 3, token))
             .map(|(id, special, content)| {
                 json!({ "id": id, "content": content, "special": special, "normalized": false,
                         "single_word": false, "lstrip": false, "rstrip": false })
@@ -99,20 +105,28 @@ impl Tokenizer {
             "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": decoder, "model": model });
         let inner = tokenizers::Tokenizer::from_bytes(serde_json::to_vec(&description)?).map_err(failed)?;
 
-        let id = |key: &str| file.number(key).ok().map(|id| id as u32);
-        let mut ends: Vec<u32> = id("tokenizer.ggml.eos_token_id").into_iter().collect();
+        let last = (tokens.len() as u32).saturating_sub(1);
+        let id = |key: &str| file.whole(key, 0..=last);
+        let mut ends: Vec<u32> = id("tokenizer.ggml.eos_token_id")?.into_iter().collect();
         // Turns end with these in the models that have them, whatever the file calls the end of a text.
-        let special = |id: &u32| kinds.get(*id as usize).is_some_and(|kind| matches!(kind.to_i32(), Ok(3)));
+        let control: HashSet<u32> =
+            (0..).zip(&kinds).filter(|(_, kind)| **kind == 3).map(|(id, _)| id).collect();
         let turns = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>"];
-        ends.extend(turns.iter().filter_map(|name| inner.token_to_id(name)).filter(special));
-        let bos = id("tokenizer.ggml.bos_token_id");
-        let flag = |key: &str| file.metadata().get(key).and_then(|value| value.to_bool().ok());
+        ends.extend(
+            turns.iter().filter_map(|name| inner.token_to_id(name)).filter(|id| control.contains(id)),
+        );
+        let bos = id("tokenizer.ggml.bos_token_id")?;
         // Files of the older kind and those of Llama 3 do not say, and mean yes.
-        let silent = matches!(file.string("tokenizer.ggml.model"), Ok("llama"))
-            || matches!(file.string("tokenizer.ggml.pre"), Ok("llama-bpe" | "llama3"));
-        let adds_bos = flag("tokenizer.ggml.add_bos_token").unwrap_or(silent);
-        let template = file.string("tokenizer.chat_template").ok().map(str::to_string);
-        Ok(Tokenizer { inner, template, bos, adds_bos, ends })
+        let silent =
+            kind == "llama" || matches!(file.string("tokenizer.ggml.pre")?, Some("llama-bpe" | "llama3"));
+        let adds_bos = file.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(silent);
+        let name = |id: Option<u32>| id.and_then(|id| inner.id_to_token(id)).unwrap_or_default();
+        let source = file.string("tokenizer.chat_template")?;
+        let (bos_token, eos_token) = (name(bos), name(ends.first().copied()));
+        let template = source.map(|source| Template { source: source.to_string(), bos_token, eos_token });
+        let mut plain = inner.clone();
+        plain.set_encode_special_tokens(true);
+        Ok(Tokenizer { inner, plain, control, template, bos, adds_bos, ends })
     }
 
     /// The tokens of a text, special ones by their names; with the token that begins a text if the model wants it.
@@ -123,58 +137,98 @@ impl Tokenizer {
 
     /// The tokens of a part of a text.
     pub fn encode_part(&self, text: &str) -> Result<Vec<u32>> {
-        Ok(self.inner.encode_fast(text, false).map_err(failed)?.get_ids().to_vec())
+        ids(&self.inner, text)
     }
 
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         self.inner.decode(tokens, true).map_err(failed)
     }
 
-    /// A function that turns tokens to text one by one; a character that is not complete waits for its rest.
-    pub fn streaming(&self) -> impl FnMut(u32) -> String {
-        let mut stream = self.inner.decode_stream(true);
-        move |token| match stream.step(token) {
-            Ok(text) => text.unwrap_or_default(),
-            // Bytes that are no character turn others before them, which are shown already, into what they are not.
-            Err(_) => {
-                stream = self.inner.decode_stream(true);
-                "\u{fffd}".to_string()
-            }
-        }
+    /// For showing an answer while it is written.
+    pub fn streaming(&self) -> Streaming<'_> {
+        Streaming { tokenizer: self, shown: Vec::new(), waiting: Vec::new() }
     }
 
-    /// A conversation as the model was trained to read it, with the beginning of the assistant's answer if `answer`.
+    /// A conversation as the model was trained to read it, with the beginning of the assistant's answer if
+    /// `answer`.
+    ///
+    /// The template's control tokens are tokens; what looks like one in a message is text, so that nobody
+    /// ends a turn or begins another by writing so.
     pub fn conversation(&self, messages: &[Message], answer: bool) -> Result<Vec<u32>> {
-        let template = self.template.as_deref().context("the file has no chat template")?;
-        let mut environment = Environment::new();
-        // As those who write templates assume: Hugging Face renders them so.
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", |message: String| -> Result<String, minijinja::Error> {
-            Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-        });
-        let name = |id: Option<u32>| id.and_then(|id| self.inner.id_to_token(id)).unwrap_or_default();
-        let values = context! {
-            messages,
-            add_generation_prompt => answer,
-            bos_token => name(self.bos),
-            eos_token => name(self.ends.first().copied()),
+        let template = self.template.as_ref().context("the file has no chat template")?;
+        let mut control = None;
+        for message in messages {
+            let tokens = self.encode_part(&message.content)?;
+            control = control.or_else(|| tokens.into_iter().find(|token| self.control.contains(token)));
+        }
+        let tokens = match control {
+            // As one text, as others encode it: words may go across what the template ends with.
+            None => self.encode_part(&template.render(messages, answer)?)?,
+            Some(control) => {
+                let mut tokens = Vec::new();
+                let parts = template.parts(messages, answer)?.with_context(|| {
+                    let name = self.inner.id_to_token(control).unwrap_or_default();
+                    format!(
+                        "a message contains {name}, and the model's template changes messages: leave it out"
+                    )
+                })?;
+                for part in parts {
+                    tokens.extend(match part {
+                        Part::Template(text) => self.encode_part(&text)?,
+                        Part::Message(text) => ids(&self.plain, &text)?,
+                    });
+                }
+                tokens
+            }
         };
-        let text = environment.render_str(template, values)?;
-        let tokens = self.encode_part(&text)?;
         // Most templates begin with it themselves.
         let bos = self.bos.filter(|bos| self.adds_bos && tokens.first() != Some(bos));
         Ok(bos.into_iter().chain(tokens).collect())
     }
 }
 
-fn strings(file: &Gguf, key: &str) -> Result<Vec<String>> {
-    file.list(key)?.iter().map(|value| Ok(value.to_string()?.clone())).collect()
+/// Turns tokens to text one by one; a character that is not complete waits for its rest.
+pub struct Streaming<'a> {
+    tokenizer: &'a Tokenizer,
+    /// Tokens of the text shown last, which decide how the next ones are spaced.
+    shown: Vec<u32>,
+    /// Those whose text is not shown yet.
+    waiting: Vec<u32>,
 }
 
-fn scores(file: &Gguf) -> Result<Vec<f32>> {
-    file.list("tokenizer.ggml.scores")?.iter().map(|value| Ok(value.to_f32()?)).collect()
+impl Streaming<'_> {
+    /// What is to be shown after one more token.
+    pub fn push(&mut self, token: u32) -> Result<String> {
+        self.waiting.push(token);
+        let text = self.text()?;
+        // Bytes of a character that is not complete are shown as this one.
+        if text.ends_with('\u{fffd}') {
+            return Ok(String::new());
+        }
+        self.shown = std::mem::take(&mut self.waiting);
+        Ok(text)
+    }
+
+    /// What is left to show when no token follows: a character that was cut.
+    pub fn finish(&mut self) -> Result<String> {
+        let text = self.text()?;
+        (self.shown, self.waiting) = (Vec::new(), Vec::new());
+        Ok(text)
+    }
+
+    /// The text of the tokens that wait.
+    fn text(&self) -> Result<String> {
+        let before = self.tokenizer.decode(&self.shown)?;
+        let all = self.tokenizer.decode(&[&self.shown[..], &self.waiting[..]].concat())?;
+        // Bytes that are no character may turn others before them, which are shown already, into what they
+        // are not.
+        Ok(all.strip_prefix(&before).unwrap_or("\u{fffd}").to_string())
+    }
+}
+
+/// The tokens of a text.
+fn ids(tokenizer: &tokenizers::Tokenizer, text: &str) -> Result<Vec<u32>> {
+    Ok(tokenizer.encode_fast(text, false).map_err(failed)?.get_ids().to_vec())
 }
 
 /// The merges of a SentencePiece vocabulary, which has scores instead: every way to join two pieces to a third, those of higher scores first.
@@ -194,6 +248,12 @@ fn merges(tokens: &[String], vocabulary: &HashMap<&str, usize>, scores: &[f32]) 
         merges.extend(halves.into_iter().map(|(a, b)| [a.to_string(), b.to_string()]));
     }
     merges
+}
+
+/// A list that has an entry for each token.
+fn one_each<T>(key: &str, list: Vec<T>, tokens: &[String]) -> Result<Vec<T>> {
+    ensure!(list.len() == tokens.len(), "{key} has {} entries for {} tokens", list.len(), tokens.len());
+    Ok(list)
 }
 
 fn failed(error: tokenizers::Error) -> anyhow::Error {

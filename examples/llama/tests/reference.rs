@@ -2,9 +2,11 @@
 
 use llama::gguf::Gguf;
 use llama::gpu::Gpu;
-use llama::model::{Model, Room};
+use llama::model::Model;
+use llama::room::Room;
 use llama::score::{Summary, read_and_score};
-use llama::tokenizer::{Message, Tokenizer};
+use llama::template::Message;
+use llama::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
 
 #[derive(serde::Deserialize)]
@@ -44,7 +46,7 @@ fn tokens_are_the_reference_tokens() {
     assert_eq!(tokens[..expected.len()], expected);
     assert_eq!(tokenizer.decode(&tokens).unwrap(), text);
     let mut stream = tokenizer.streaming();
-    let streamed: String = tokens[..500].iter().map(|&token| stream(token)).collect();
+    let streamed: String = tokens[..500].iter().map(|&token| stream.push(token).unwrap()).collect();
     assert!(text.starts_with(&streamed) && streamed.len() > 1500);
 
     let message = |role: &str, content: &str| Message { role: role.into(), content: content.into() };

@@ -4,7 +4,8 @@
 use llama::format::Format;
 use llama::gguf::Gguf;
 use llama::gpu::Gpu;
-use llama::model::{Model, Room};
+use llama::model::Model;
+use llama::room::Room;
 use llama::score::read_and_score;
 use llama::tokenizer::Tokenizer;
 use std::path::Path;

@@ -1,15 +1,20 @@
 //! `chat`: conversations that can be forked, taken back, saved and loaded.
 
 use crate::ModelOptions;
-use crate::commands::{SamplingOptions, report};
-use anyhow::{Context as _, Result, bail};
-use kivi_wgpu::{Error, SequenceId, Snapshot};
+use crate::commands::conversation::Conversation;
+use crate::commands::interrupt::Interrupt;
+use crate::commands::output::{is_closed_pipe, say, show};
+use crate::commands::{READ, SamplingOptions, report};
+use anyhow::{Context as _, Result, anyhow, bail};
+use kivi_wgpu::{Error, SequenceId};
 use llama::format::Format;
 use llama::generate::{Request, Sampler, Sampling, generate};
-use llama::model::{Context, Model, Room};
-use llama::tokenizer::{Message, Tokenizer};
-use std::io::{BufRead, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use llama::model::{Context, Model};
+use llama::room::asked;
+use llama::template::Message;
+use llama::tokenizer::Tokenizer;
+use std::io::{BufRead, IsTerminal};
+use std::path::Path;
 use std::time::Instant;
 
 const COMMANDS: &str = "\
@@ -18,10 +23,11 @@ const COMMANDS: &str = "\
 /list          the conversations
 /drop NAME     end another conversation
 /undo          take the last answer and its question back
-/save FILE     save the conversation (FILE, and FILE.json with its text)
+/save FILE     save the conversation, its text and its cache
 /load FILE     a conversation from a file; go on in it
 /memory        what the cache takes
-/quit";
+/quit
+Ctrl-C ends an answer";
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -35,23 +41,10 @@ pub struct Options {
     #[arg(long, default_value_t = 0)]
     context: u32,
     /// Conversations at a time.
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=65535))]
     conversations: u32,
     #[command(flatten)]
     sampling: SamplingOptions,
-}
-
-#[derive(Clone, serde::Serialize, serde::Deserialize)]
-struct Conversation {
-    name: String,
-    /// The model that the cached keys and values are of.
-    model: String,
-    /// Its tokens are those below.
-    #[serde(skip)]
-    sequence: Option<SequenceId>,
-    messages: Vec<Message>,
-    /// What the cache holds.
-    tokens: Vec<u32>,
 }
 
 struct Chat {
@@ -64,14 +57,26 @@ struct Chat {
     limit: u32,
     conversations: Vec<Conversation>,
     current: usize,
+    interrupt: Interrupt,
+}
+
+/// Whether a chat goes on after a line.
+#[derive(PartialEq)]
+enum Next {
+    GoesOn,
+    Ends,
 }
 
 pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
-    let (model, tokenizer) = model.load(Room { tokens: 128, logits: 1, context: options.context })?;
+    let opened = model.open()?;
+    let room = opened.room(asked(READ, ""), asked(1u32, ""), asked(options.context, "--context"))?;
+    let sequences = asked(options.conversations, "--conversations");
+    opened.check(room, std::slice::from_ref(&options.format), sequences)?;
+    let (model, tokenizer) = opened.load(room)?;
     let config = options.format.apply(model.cache_config()).with_max_sequences(options.conversations);
     let context = model.context(&config)?;
     let sampler = Sampler::new(&model)?;
-    println!("{} on {}\n{COMMANDS}", model.shape.name, model.gpu.name());
+    say!("{} on {}\n{COMMANDS}", model.shape.name, model.gpu.name());
     let (format, sampling, limit) = (options.format, options.sampling.get(), options.limit);
     let mut chat = Chat {
         model,
@@ -83,48 +88,55 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
         limit,
         conversations: Vec::new(),
         current: 0,
+        interrupt: Interrupt::install()?,
     };
     chat.begin("main")?;
-    let input = std::io::stdin().lock();
-    let terminal = input.is_terminal();
-    let prompt = |chat: &Chat| -> Result<()> {
-        print!("\n{}> ", chat.conversations[chat.current].name);
-        Ok(std::io::stdout().flush()?)
-    };
-    prompt(&chat)?;
-    for line in input.lines() {
-        let line = line?;
-        if !terminal {
-            println!("{line}");
+    let mut input = std::io::stdin().lock();
+    let echo = !input.is_terminal();
+    let mut line = Vec::new();
+    loop {
+        show(format_args!("\n{}> ", chat.conversations[chat.current].name))?;
+        line.clear();
+        if input.read_until(b'\n', &mut line)? == 0 {
+            return Ok(());
         }
-        let (command, argument) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
-        // What fails here has not changed what is known of the conversation; an answer that broke off is cut away before anything else is done with the cache.
-        let result = match command {
-            "" => Ok(()),
-            "/quit" => return Ok(()),
-            "/fork" => chat.fork(argument),
-            "/switch" => chat.switch(argument),
-            "/list" => chat.list(),
-            "/drop" => chat.end(argument),
-            "/undo" => chat.undo(),
-            "/save" => chat.save(Path::new(argument)),
-            "/load" => chat.load(Path::new(argument)),
-            "/memory" => chat.memory(),
-            _ if command.starts_with('/') => {
-                println!("{COMMANDS}");
-                Ok(())
-            }
-            _ => chat.say(line.trim()),
-        };
-        if let Err(error) = result {
-            println!("{error:#}");
+        chat.interrupt.line();
+        // What fails has not changed what is known of the conversation; an answer that broke off is cut away
+        // before anything else is done with the cache.
+        match chat.line(&line, echo) {
+            Ok(Next::GoesOn) => {}
+            Ok(Next::Ends) => return Ok(()),
+            Err(error) if is_closed_pipe(&error) => return Err(error),
+            Err(error) => say!("{error:#}"),
         }
-        prompt(&chat)?;
     }
-    Ok(())
 }
 
 impl Chat {
+    /// Does what a line says.
+    fn line(&mut self, line: &[u8], echo: bool) -> Result<Next> {
+        if echo {
+            say!("{}", String::from_utf8_lossy(line).trim_end());
+        }
+        let line = std::str::from_utf8(line).context("the line is not UTF-8, and nothing was said")?.trim();
+        let (command, argument) = line.split_once(' ').unwrap_or((line, ""));
+        match command {
+            "" => {}
+            "/quit" => return Ok(Next::Ends),
+            "/fork" => self.fork(argument)?,
+            "/switch" => self.switch(argument)?,
+            "/list" => self.list()?,
+            "/drop" => self.end(argument)?,
+            "/undo" => self.undo()?,
+            "/save" => self.save(Path::new(argument))?,
+            "/load" => self.load(Path::new(argument))?,
+            "/memory" => self.memory()?,
+            _ if command.starts_with('/') => say!("{COMMANDS}"),
+            _ => self.say(line)?,
+        }
+        Ok(Next::GoesOn)
+    }
+
     fn begin(&mut self, name: &str) -> Result<()> {
         let sequence = Some(self.context.cache.create_sequence()?);
         self.conversations.push(Conversation {
@@ -157,7 +169,9 @@ impl Chat {
         if common < self.context.cache.tokens(sequence)? as usize {
             let mut encoder = self.model.gpu.encoder();
             match self.context.cache.truncate(&mut encoder, sequence, common as u32) {
-                Ok(_) => self.model.gpu.submit(encoder),
+                Ok(_) => {
+                    self.model.gpu.submit(encoder);
+                }
                 // A format that forgets: what is gone is read again.
                 Err(Error::TruncateIntoEvicted { .. }) => {
                     self.context.cache.remove_sequence(sequence)?;
@@ -185,23 +199,24 @@ impl Chat {
         // At least one token is left to be read, for its logits.
         let common = self.cut_to(&wanted[..wanted.len().saturating_sub(1)])?;
         let sequence = self.sequence()?;
-        let mut stream = self.tokenizer.streaming();
+        let mut text = self.tokenizer.streaming();
         let (start, mut answer) = (Instant::now(), Vec::new());
-        let request = Request {
-            prompt: &wanted[common..],
-            sampling: self.sampling,
-            limit: self.limit,
-            ends: &self.tokenizer.ends,
-        };
         let (model, sampler, context) = (&self.model, &self.sampler, &mut self.context);
-        generate(model, sampler, context, sequence, request, |token| {
-            answer.push(token);
-            print!("{}", stream(token));
-            std::io::stdout().flush()?;
-            Ok(true)
+        let (sampling, limit, ends) = (self.sampling, self.limit, &self.tokenizer.ends[..]);
+        self.interrupt.answering(|stop| {
+            let request = Request { prompt: &wanted[common..], sampling, limit, ends, stop };
+            generate(model, sampler, context, sequence, request, |token| {
+                answer.push(token);
+                show(format_args!("{}", text.push(token)?))?;
+                Ok(true)
+            })
         })?;
-        let took = start.elapsed().as_secs_f64();
-        println!("\n[{} tokens read, {} written in {took:.1} s]", wanted.len() - common, answer.len());
+        if answer.is_empty() {
+            bail!("[stopped before the answer began; nothing was said]");
+        }
+        say!("{}", text.finish()?);
+        let (read, written, took) = (wanted.len() - common, answer.len(), start.elapsed().as_secs_f64());
+        say!("[{read} tokens read, {written} written in {took:.1} s]");
         messages.push(Message { role: "assistant".into(), content: self.tokenizer.decode(&answer)? });
         let held = self.context.cache.tokens(sequence)? as usize;
         let conversation = &mut self.conversations[self.current];
@@ -216,7 +231,7 @@ impl Chat {
         }
         self.forget_unknown()?;
         let mut encoder = self.model.gpu.encoder();
-        let (sequence, _) = self.context.cache.fork(&mut encoder, self.sequence()?)?;
+        let (sequence, _) = self.context.cache.fork(&mut encoder, self.sequence()?).map_err(of_options)?;
         self.model.gpu.submit(encoder);
         let conversation = self.conversations[self.current].clone();
         self.conversations.push(Conversation { name: name.into(), sequence: Some(sequence), ..conversation });
@@ -248,7 +263,7 @@ impl Chat {
     fn list(&self) -> Result<()> {
         for (index, c) in self.conversations.iter().enumerate() {
             let mark = if index == self.current { '*' } else { ' ' };
-            println!("{mark} {}: {} messages, {} tokens", c.name, c.messages.len(), c.tokens.len());
+            say!("{mark} {}: {} messages, {} tokens", c.name, c.messages.len(), c.tokens.len());
         }
         Ok(())
     }
@@ -262,7 +277,7 @@ impl Chat {
         let wanted = if kept.is_empty() { Vec::new() } else { self.tokenizer.conversation(&kept, false)? };
         self.cut_to(&wanted)?;
         self.conversations[self.current].messages = kept;
-        println!("{} tokens are left", self.conversations[self.current].tokens.len());
+        say!("{} tokens are left", self.conversations[self.current].tokens.len());
         Ok(())
     }
 
@@ -272,48 +287,47 @@ impl Chat {
         }
         self.forget_unknown()?;
         let snapshot = self.context.cache.submit_and_save_blocking(self.sequence()?)?;
-        let bytes = snapshot.to_bytes()?;
-        std::fs::write(file, &bytes).with_context(|| format!("{}", file.display()))?;
-        let text = serde_json::to_string_pretty(&self.conversations[self.current])?;
-        std::fs::write(beside(file), text)?;
-        println!("{} bytes for {} tokens", bytes.len(), snapshot.tokens());
+        let bytes = self.conversations[self.current].save(file, &snapshot)?;
+        say!("{bytes} bytes for {} tokens", snapshot.tokens());
         Ok(())
     }
 
     fn load(&mut self, file: &Path) -> Result<()> {
-        let bytes = std::fs::read(file).with_context(|| format!("{}", file.display()))?;
-        let text =
-            std::fs::read_to_string(beside(file)).with_context(|| format!("{}", beside(file).display()))?;
-        let mut conversation: Conversation = serde_json::from_str(&text)?;
-        let snapshot = Snapshot::from_bytes(&bytes)?;
-        if snapshot.tokens() as usize != conversation.tokens.len() {
-            bail!("{} does not belong to {}", beside(file).display(), file.display());
-        }
-        if conversation.model != self.model.shape.name {
-            bail!("it is a conversation with {}, this is {}", conversation.model, self.model.shape.name);
+        let shape = &self.model.shape;
+        let (mut conversation, snapshot) = Conversation::load(file, &shape.name, shape.vocabulary)?;
+        if snapshot.tokens() > self.model.room.context {
+            bail!(
+                "{}: {} tokens are more than the context of {}: begin with more --context",
+                file.display(),
+                snapshot.tokens(),
+                self.model.room.context
+            );
         }
         let mut encoder = self.model.gpu.encoder();
-        let (sequence, _) = self.context.cache.load(&mut encoder, &snapshot)?;
+        let (sequence, _) = self.context.cache.load(&mut encoder, &snapshot).map_err(of_options)?;
         self.model.gpu.submit(encoder);
         conversation.sequence = Some(sequence);
         while self.conversations.iter().any(|c| c.name == conversation.name) {
             conversation.name.push('\'');
         }
-        println!("{} tokens loaded", conversation.tokens.len());
+        say!("{} tokens loaded", conversation.tokens.len());
         self.conversations.push(conversation);
         self.current = self.conversations.len() - 1;
         Ok(())
     }
 
     fn memory(&self) -> Result<()> {
-        println!("{}", report(&self.model, &self.context, self.sequence()?, &self.format)?);
+        say!("{}", report(&self.model, &self.context, self.sequence()?, &self.format)?);
         Ok(())
     }
 }
 
-/// Where the text of a saved conversation is.
-fn beside(file: &Path) -> PathBuf {
-    let mut name = file.as_os_str().to_os_string();
-    name.push(".json");
-    name.into()
+/// An error of the cache in the words of the options.
+fn of_options(error: Error) -> anyhow::Error {
+    match error {
+        Error::TooManySequences { max } => {
+            anyhow!("there are {max} conversations already: /drop one, or begin with more --conversations")
+        }
+        other => other.into(),
+    }
 }

@@ -2,17 +2,18 @@
 
 use crate::ModelOptions;
 use crate::commands::needle::{BESIDES, Grid, Rates, search};
+use crate::commands::output::Output;
 use crate::commands::perplexity::{FROM, measure};
 use crate::commands::throughput::{positions, timings};
-use crate::commands::{Output, check, text};
+use crate::commands::{READ, text};
 use anyhow::{Result, bail};
 use indicatif::ProgressBar;
 use kivi_wgpu::CacheConfig;
 use kivi_wgpu::format::cache_bytes;
 use llama::format::Format;
 use llama::generate::Sampler;
-use llama::model::Room;
-use std::num::{NonZeroU32, NonZeroUsize};
+use llama::room::asked;
+use std::num::NonZeroU32;
 
 /// Name for people, and format.
 const PARADIGMS: [(&str, &str); 9] = [
@@ -39,8 +40,8 @@ pub struct Options {
     #[arg(long, default_value_t = 1024)]
     needle: usize,
     /// Keys per depth.
-    #[arg(long, default_value = "1")]
-    trials: NonZeroUsize,
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    trials: u16,
     /// Decode steps that are timed; the formats take turns.
     #[arg(long, default_value = "5")]
     steps: NonZeroU32,
@@ -52,20 +53,20 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     if options.tokens <= FROM + 1 {
         bail!("no prediction counts: --tokens must be more than {}", FROM + 1);
     }
-    let longest = options.tokens.max(options.needle) as u32;
-    let room = Room {
-        tokens: 128.max(options.chunk),
-        logits: options.chunk,
-        context: longest + BESIDES + positions(options.steps),
-    };
-    let (model, tokenizer) = model.load(room)?;
-    let all = text(&tokenizer, None, longest as usize)?;
     let formats: Vec<Format> = PARADIGMS.iter().map(|(_, format)| format.parse()).collect::<Result<_>>()?;
-    check(&model, &formats, room.context)?;
+    let opened = model.open()?;
+    let longest = options.tokens.max(options.needle);
+    let chunk = |size: u32| asked(size, "--chunk");
+    let context = (longest as u64).saturating_add(BESIDES + positions(options.steps));
+    let context = asked(context, "--tokens or --needle with --steps");
+    let room = opened.room(chunk(READ.max(options.chunk)), chunk(options.chunk), context)?;
+    opened.check(room, &formats, asked(2u32, "for sequences,"))?;
+    let all = text(&opened.tokenizer, None, longest)?;
+    let (model, tokenizer) = opened.load(room)?;
     let (summaries, mut crowds) = measure(&model, &formats, &all[..options.tokens], options.chunk, FROM)?;
     let timings = timings(&model, &Sampler::new(&model)?, &mut crowds, options.steps)?;
 
-    let trials = options.trials.get();
+    let trials = options.trials.into();
     let grid = Grid { lengths: vec![options.needle], depths: vec![0.1, 0.3, 0.5, 0.7, 0.9], trials };
     let bar = ProgressBar::new(grid.cost() * formats.len() as u64);
     let mut found = Vec::new();
@@ -112,6 +113,5 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
             crowds[index].kernels()
         );
     }
-    print!("{table}");
-    options.output.save("compare.md", &table)
+    options.output.publish("compare.md", &table)
 }

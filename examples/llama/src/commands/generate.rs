@@ -1,13 +1,13 @@
 //! `generate`: goes on from a prompt.
 
 use crate::ModelOptions;
-use crate::commands::{SamplingOptions, report};
+use crate::commands::output::{say, show};
+use crate::commands::{READ, SamplingOptions, report};
 use anyhow::{Context as _, Result};
 use llama::format::Format;
 use llama::generate::{Request, Sampler, generate};
-use llama::model::Room;
-use llama::tokenizer::Message;
-use std::io::Write;
+use llama::room::asked;
+use llama::template::Message;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -35,7 +35,9 @@ pub struct Options {
 }
 
 pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
-    let (model, tokenizer) = model.load(Room { tokens: 128, logits: 1, context: options.context })?;
+    let opened = model.open()?;
+    let room = opened.room(asked(READ, ""), asked(1u32, ""), asked(options.context, "--context"))?;
+    opened.check(room, std::slice::from_ref(&options.format), asked(1u32, "for a sequence,"))?;
     let mut prompt = match &options.file {
         Some(path) => std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?,
         None => String::new(),
@@ -46,31 +48,31 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
         (None, None) => prompt.push_str("Why is the sky blue?"),
     }
     let prompt = if options.raw {
-        tokenizer.encode(&prompt)?
+        opened.tokenizer.encode(&prompt)?
     } else {
-        tokenizer.conversation(&[Message { role: "user".into(), content: prompt }], true)?
+        opened.tokenizer.conversation(&[Message { role: "user".into(), content: prompt }], true)?
     };
+    let (model, tokenizer) = opened.load(room)?;
     let (mut context, sequence) = model.context_with_sequence(&options.format.apply(model.cache_config()))?;
     let sampler = Sampler::new(&model)?;
     let mut text = tokenizer.streaming();
     let (start, mut first, mut count) = (Instant::now(), None, 0);
     let (sampling, limit) = (options.sampling.get(), options.limit);
-    let request = Request { prompt: &prompt, sampling, limit, ends: &tokenizer.ends };
+    let request = Request { prompt: &prompt, sampling, limit, ends: &tokenizer.ends, stop: &|| false };
     generate(&model, &sampler, &mut context, sequence, request, |token| {
         first.get_or_insert_with(|| start.elapsed());
         count += 1;
-        print!("{}", text(token));
-        std::io::stdout().flush()?;
+        show(format_args!("{}", text.push(token)?))?;
         Ok(true)
     })?;
-    println!("\n");
+    say!("{}\n", text.finish()?);
     let first = first.unwrap_or_default();
-    println!("{} on {}", model.shape.name, model.gpu.name());
-    println!("prompt: {} tokens in {:.2} s", prompt.len(), first.as_secs_f64());
+    say!("{} on {}", model.shape.name, model.gpu.name());
+    say!("prompt: {} tokens in {:.2} s", prompt.len(), first.as_secs_f64());
     if count > 1 {
         let seconds = (start.elapsed() - first).as_secs_f64();
-        println!("{count} tokens, {:.1} tokens/s", f64::from(count - 1) / seconds);
+        say!("{count} tokens, {:.1} tokens/s", f64::from(count - 1) / seconds);
     }
-    println!("{}", report(&model, &context, sequence, &options.format)?);
+    say!("{}", report(&model, &context, sequence, &options.format)?);
     Ok(())
 }

@@ -1,13 +1,14 @@
 //! `heatmap`: keys and values as the method sees them.
 
 use crate::ModelOptions;
-use crate::commands::{Output, text};
+use crate::commands::output::{Output, say};
+use crate::commands::{READ, text};
 use crate::pictures::{Panel, bitmaps};
 use anyhow::{Result, bail};
 use half::f16;
 use llama::format::Format;
 use llama::generate::read;
-use llama::model::Room;
+use llama::room::asked;
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
@@ -26,17 +27,20 @@ pub struct Options {
 }
 
 pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
-    let (model, tokenizer) = model.load(Room { tokens: 128, logits: 1, context: options.tokens })?;
-    let tokens = text(&tokenizer, options.text.as_deref(), options.tokens as usize)?;
-    let last = model.shape.layers - 1;
+    let opened = model.open()?;
+    let tokens = asked(options.tokens, "--tokens");
+    let room = opened.room(asked(READ, ""), asked(1u32, ""), tokens)?;
+    // A window that holds all of them.
+    let sixteen: Format = format!("16-w{}", options.tokens).parse()?;
+    opened.check(room, std::slice::from_ref(&sixteen), asked(1u32, "for a sequence,"))?;
+    let tokens = text(&opened.tokenizer, options.text.as_deref(), options.tokens as usize)?;
+    let last = opened.shape.layers - 1;
     let layers = if options.layers.is_empty() { vec![0, last / 2, last] } else { options.layers };
     if let Some(layer) = layers.iter().find(|layer| **layer > last) {
         bail!("there is no layer {layer}; the last is {last}");
     }
-    // A window that holds all of them.
-    let sixteen: Format = "16".parse()?;
-    let config = sixteen.apply(model.cache_config()).with_residual_window(options.tokens);
-    let (mut context, sequence) = model.context_with_sequence(&config)?;
+    let (model, _) = opened.load(room)?;
+    let (mut context, sequence) = model.context_with_sequence(&sixteen.apply(model.cache_config()))?;
     let encoder = read(&model, &mut context, sequence, &tokens)?;
     model.gpu.submit(encoder);
     let mut panels = Vec::new();
@@ -48,17 +52,15 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
                 words.iter().flat_map(|&w| [w as u16, (w >> 16) as u16]).map(magnitude).collect();
             let rows: Vec<&[f64]> = values.chunks_exact(width).collect();
             let largest = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
-            println!("{}", outliers(what, layer, &rows));
+            say!("{}", outliers(what, layer, &rows));
             // The square root shows what is small, too.
             let cells = rows.iter().map(|row| row.iter().map(|x| (x / largest).sqrt()).collect()).collect();
             panels.push(Panel { title: format!("|{what}| of layer {layer}, up to {largest:.1}"), cells });
         }
     }
-    let path = options.output.path("heatmap.svg")?;
     let title = format!("{}: keys (after RoPE) and values of {} tokens", model.shape.name, options.tokens);
-    bitmaps(&path, &title, &panels, "channel, head after head", "token, from above")?;
-    println!("{}", path.display());
-    Ok(())
+    let svg = bitmaps(&title, &panels, "channel, head after head", "token, from above")?;
+    options.output.picture("heatmap.svg", &svg)
 }
 
 fn magnitude(bits: u16) -> f64 {

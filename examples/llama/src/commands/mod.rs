@@ -2,20 +2,25 @@
 
 pub mod chat;
 pub mod compare;
+mod conversation;
 pub mod generate;
 pub mod heatmap;
+mod interrupt;
 pub mod needle;
+pub mod output;
 pub mod perplexity;
 pub mod throughput;
 
 use anyhow::{Context as _, Result, bail};
 use kivi_wgpu::SequenceId;
-use kivi_wgpu::format::cache_bytes;
 use llama::format::Format;
 use llama::generate::Sampling;
 use llama::model::{Context, Model};
 use llama::tokenizer::Tokenizer;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+/// Tokens of a step in which a prompt is read.
+pub const READ: u32 = 128;
 
 /// How tokens are chosen.
 #[derive(clap::Args)]
@@ -36,7 +41,11 @@ pub struct SamplingOptions {
 
 fn not_negative(number: &str) -> Result<f32> {
     let number: f32 = number.parse()?;
-    if number >= 0.0 { Ok(number) } else { bail!("a number that is not negative is expected") }
+    if number >= 0.0 && number.is_finite() {
+        Ok(number)
+    } else {
+        bail!("a number that is not negative is expected")
+    }
 }
 
 impl SamplingOptions {
@@ -47,28 +56,6 @@ impl SamplingOptions {
             top_p: self.top_p,
             seed: self.seed.unwrap_or_else(rand::random),
         }
-    }
-}
-
-/// Where results are saved.
-#[derive(clap::Args)]
-pub struct Output {
-    /// The folder for tables and pictures; without it `llama` in the target folder.
-    #[arg(long)]
-    output: Option<PathBuf>,
-}
-
-impl Output {
-    /// A file in it.
-    pub fn path(&self, name: &str) -> Result<PathBuf> {
-        let folder = self.output.clone().unwrap_or_else(|| crate::target().join("llama"));
-        std::fs::create_dir_all(&folder).with_context(|| format!("{}", folder.display()))?;
-        Ok(folder.join(name))
-    }
-
-    pub fn save(&self, name: &str, text: &str) -> Result<()> {
-        let path = self.path(name)?;
-        std::fs::write(&path, text).with_context(|| format!("{}", path.display()))
     }
 }
 
@@ -84,15 +71,6 @@ pub fn text(tokenizer: &Tokenizer, path: Option<&Path>, count: usize) -> Result<
     }
     tokens.truncate(count);
     Ok(tokens)
-}
-
-/// Whether caches in these formats can hold so many tokens of the model: said before anything is measured.
-pub fn check(model: &Model, formats: &[Format], tokens: u32) -> Result<()> {
-    for format in formats {
-        cache_bytes(&format.apply(model.cache_config()), tokens)
-            .with_context(|| format!("the format {}", format.name))?;
-    }
-    Ok(())
 }
 
 /// The middle value; 0 of none.

@@ -1,18 +1,19 @@
 //! `needle`: whether a pass key that is hidden in a long text is found again, with each format of the cache.
 
 use crate::ModelOptions;
-use crate::commands::{Output, check, text};
+use crate::commands::output::Output;
+use crate::commands::text;
 use crate::pictures::{Panel, heat_maps};
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use llama::format::Format;
 use llama::generate::{Request, Sampler, Sampling, generate, read};
-use llama::model::{Model, Room};
+use llama::model::Model;
+use llama::room::asked;
 use llama::tokenizer::Tokenizer;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::fmt;
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
@@ -27,8 +28,8 @@ pub struct Options {
     #[arg(long, value_delimiter = ',', default_value = "0.1,0.3,0.5,0.7,0.9")]
     depths: Vec<f64>,
     /// Keys per place.
-    #[arg(long, default_value = "1")]
-    trials: NonZeroUsize,
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    trials: u16,
     /// The text; without it a part of Jane Austen's Emma.
     #[arg(long)]
     text: Option<PathBuf>,
@@ -60,19 +61,21 @@ impl Grid {
 }
 
 /// Room for what comes besides the text: key, question, answer.
-pub const BESIDES: u32 = 96;
+pub const BESIDES: u64 = 96;
 const ANSWER: u32 = 10;
 
 pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     if options.depths.iter().any(|depth| !(0.0..=1.0).contains(depth)) || options.lengths.contains(&0) {
         bail!("depths are parts of the text, from 0 to 1, and lengths are numbers of tokens");
     }
-    let grid = Grid { lengths: options.lengths, depths: options.depths, trials: options.trials.get() };
-    let context = grid.longest() as u32 + BESIDES;
-    let (model, tokenizer) = model.load(Room { tokens: options.chunk, logits: 1, context })?;
-    let haystack = text(&tokenizer, options.text.as_deref(), grid.longest())?;
+    let grid = Grid { lengths: options.lengths, depths: options.depths, trials: options.trials.into() };
     let formats = Format::after_sixteen(&options.formats)?;
-    check(&model, &formats, context)?;
+    let opened = model.open()?;
+    let context = (grid.longest() as u64).saturating_add(BESIDES);
+    let room = opened.room(asked(options.chunk, "--chunk"), asked(1u32, ""), asked(context, "--lengths"))?;
+    opened.check(room, &formats, asked(2u32, "for sequences,"))?;
+    let haystack = text(&opened.tokenizer, options.text.as_deref(), grid.longest())?;
+    let (model, tokenizer) = opened.load(room)?;
     let bar = ProgressBar::new(grid.cost() * formats.len() as u64)
         .with_style(ProgressStyle::with_template("{bar:40} {pos}/{len} tokens, {eta} left")?);
     let mut table = format!("{} on {}\n\n", model.shape.name, model.gpu.name());
@@ -91,14 +94,11 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
         panels.push(Panel { title: format.name.clone(), cells });
     }
     bar.finish_and_clear();
-    print!("{table}");
-    options.output.save("needle.md", &table)?;
+    options.output.publish("needle.md", &table)?;
     let lengths = grid.lengths.iter().map(usize::to_string).collect::<Vec<_>>();
     let depths = grid.depths.iter().map(|d| format!("{:.0} %", 100.0 * d)).collect::<Vec<_>>();
-    let picture = options.output.path("needle.svg")?;
-    heat_maps(&picture, "Pass keys found, by length and depth", &panels, &lengths, &depths)?;
-    println!("\n{}", picture.display());
-    Ok(())
+    let svg = heat_maps("Pass keys found, by length and depth", &panels, &lengths, &depths)?;
+    options.output.picture("needle.svg", &svg)
 }
 
 /// How many keys were found, of all and of those that 16 bits find.
@@ -170,7 +170,7 @@ pub fn search(
             model.gpu.submit(encoder);
             let mut answer = Vec::new();
             let (sampling, ends) = (Sampling::GREEDY, &tokenizer.ends[..]);
-            let request = Request { prompt: &prompt, sampling, limit: ANSWER, ends };
+            let request = Request { prompt: &prompt, sampling, limit: ANSWER, ends, stop: &|| false };
             generate(model, &sampler, &mut context, fork, request, |token| {
                 answer.push(token);
                 Ok(true)

@@ -1,14 +1,16 @@
 //! `perplexity`: what formats of the cache cost in quality and take in memory, on a real text.
 
 use crate::ModelOptions;
+use crate::commands::output::Output;
 use crate::commands::throughput::Crowd;
-use crate::commands::{Output, check, mib, text};
+use crate::commands::{mib, text};
 use crate::pictures::points as plot;
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use kivi_wgpu::format::cache_bytes;
 use llama::format::Format;
-use llama::model::{Model, Room};
+use llama::model::Model;
+use llama::room::asked;
 use llama::score::{Summary, read_and_score};
 use std::path::PathBuf;
 
@@ -37,14 +39,16 @@ pub struct Options {
 }
 
 pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
-    if options.tokens <= options.from + 1 {
+    if options.tokens.saturating_sub(1) <= options.from {
         bail!("no prediction counts: --tokens must be more than --from, {}, and one", options.from);
     }
-    let room = Room { tokens: options.chunk, logits: options.chunk, context: options.tokens as u32 };
-    let (model, tokenizer) = model.load(room)?;
-    let tokens = text(&tokenizer, options.text.as_deref(), options.tokens)?;
     let formats = Format::after_sixteen(&options.formats)?;
-    check(&model, &formats, room.context)?;
+    let opened = model.open()?;
+    let chunk = asked(options.chunk, "--chunk");
+    let room = opened.room(chunk, chunk, asked(options.tokens, "--tokens"))?;
+    opened.check(room, &formats, asked(1u32, "for a sequence,"))?;
+    let tokens = text(&opened.tokenizer, options.text.as_deref(), options.tokens)?;
+    let (model, _) = opened.load(room)?;
     let (summaries, _) = measure(&model, &formats, &tokens, options.chunk, options.from)?;
     let mut table = format!(
         "{} on {}: {} tokens in steps of {}, losses from position {} on\n\n",
@@ -74,17 +78,14 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
         );
         points.push((format.name.clone(), mib(bytes.content()), s.divergence));
     }
-    print!("{table}");
-    options.output.save("perplexity.md", &table)?;
+    options.output.publish("perplexity.md", &table)?;
     if points.len() < 2 {
         return Ok(());
     }
-    let picture = options.output.path("perplexity.svg")?;
     let title = format!("{}: loss against bytes, {} tokens", model.shape.name, tokens.len());
     let y = "mean KL divergence from the 16-bit cache, nats";
-    plot(&picture, &title, "MiB that hold the tokens, window and sinks included", y, &points[1..])?;
-    println!("\n{}", picture.display());
-    Ok(())
+    let svg = plot(&title, "MiB that hold the tokens, window and sinks included", y, &points[1..])?;
+    options.output.picture("perplexity.svg", &svg)
 }
 
 /// What each format loses on the tokens from position `from` on, and a sequence that holds them; the first is what the others are compared with.

@@ -1,13 +1,15 @@
 //! `throughput`: tokens per second of the whole model against the number of sequences, and where a token's time goes.
 
 use crate::ModelOptions;
-use crate::commands::{Output, check, median, mib, text};
+use crate::commands::output::{Output, show};
+use crate::commands::{median, mib, text};
 use anyhow::{Result, bail};
 use kivi_wgpu::{Error, SequenceId};
 use llama::format::Format;
 use llama::generate::{Sampler, Sampling, read};
-use llama::model::{Context, Input, Model, Room, Wanted};
+use llama::model::{Context, Input, Model, Wanted};
 use llama::profile::Profile;
+use llama::room::asked;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -19,6 +21,7 @@ pub struct Options {
     formats: Vec<Format>,
     /// Numbers of sequences, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=65535))]
     sequences: Vec<u32>,
     /// Tokens that each sequence holds.
     #[arg(long, default_value_t = 2048)]
@@ -87,16 +90,22 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     counts.sort_unstable();
     counts.dedup();
     let most = counts.last().copied().unwrap_or(1);
-    if counts.first() == Some(&0) || options.context < options.chunk {
-        bail!("there must be sequences, and --context must not be below --chunk ({})", options.chunk);
+    if options.context < options.chunk {
+        bail!("--context must not be below --chunk ({})", options.chunk);
     }
+    let opened = model.open()?;
+    let sequences = asked(most, "--sequences");
+    let tokens = if options.chunk < most { sequences } else { asked(options.chunk, "--chunk") };
     // A format that forgets reads the last chunk twice.
-    let context = options.context + 2 * options.chunk + positions(options.steps) * counts.len() as u32;
-    let room = Room { tokens: options.chunk.max(most), logits: most, context };
-    let (model, tokenizer) = model.load(room)?;
+    let context = u64::from(options.context)
+        + 2 * u64::from(options.chunk)
+        + positions(options.steps) * counts.len() as u64;
+    let context = asked(context, "--context with --chunk and --steps");
+    let room = opened.room(tokens, sequences, context)?;
+    opened.check(room, &options.formats, sequences)?;
+    let tokens = text(&opened.tokenizer, options.text.as_deref(), options.context as usize)?;
+    let (model, _) = opened.load(room)?;
     let sampler = Sampler::new(&model)?;
-    check(&model, &options.formats, context)?;
-    let tokens = text(&tokenizer, options.text.as_deref(), options.context as usize)?;
 
     let mut crowds = Vec::new();
     for format in &options.formats {
@@ -111,7 +120,13 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     );
     table += "| format | sequences | cache content | step, ms | tokens/s | layers without cache, ms | cache, ms | logits, ms | cache's part | attention kernels |\n";
     table += "|---|---|---|---|---|---|---|---|---|---|\n";
-    print!("{table}");
+    show(format_args!("{table}"))?;
+    // A row is saved before it is shown: what was measured stays, whoever reads.
+    let mut more = |row: String| {
+        table += &row;
+        let saved = options.output.save("throughput.md", &table).map(drop);
+        saved.and(show(format_args!("{row}")))
+    };
     for count in counts {
         for crowd in &mut crowds {
             grow(&model, crowd, count)?;
@@ -130,15 +145,10 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
                 f64::from(count) * 1e3 / step,
                 crowds[index].kernels()
             );
-            print!("{row}");
-            table += &row;
+            more(row)?;
         }
     }
-    options.output.save("throughput.md", &table)?;
-    let rows = reading(&model, &options.formats, &mut crowds, &tokens[..options.chunk as usize])?;
-    print!("{rows}");
-    table += &rows;
-    options.output.save("throughput.md", &table)
+    more(reading(&model, &options.formats, &mut crowds, &tokens[..options.chunk as usize])?)
 }
 
 /// Decode steps of all crowds, which take turns.
@@ -216,7 +226,9 @@ fn reading(model: &Model, formats: &[Format], crowds: &mut [Crowd], tokens: &[u3
             let mut encoder = model.gpu.encoder();
             let held = context.cache.tokens(sequences[0])? - tokens.len() as u32;
             match context.cache.truncate(&mut encoder, sequences[0], held) {
-                Ok(_) => model.gpu.submit(encoder),
+                Ok(_) => {
+                    model.gpu.submit(encoder);
+                }
                 // A format that forgets goes on.
                 Err(Error::TruncateIntoEvicted { .. }) => {}
                 Err(error) => return Err(error.into()),
@@ -229,8 +241,8 @@ fn reading(model: &Model, formats: &[Format], crowds: &mut [Crowd], tokens: &[u3
 }
 
 /// Positions that so many timed turns take.
-pub fn positions(turns: NonZeroU32) -> u32 {
-    3 * (turns.get() + 1)
+pub fn positions(turns: NonZeroU32) -> u64 {
+    3 * (u64::from(turns.get()) + 1)
 }
 
 /// Makes sequences until there are `count`, each with pages of its own: forks would share them, and a GPU's caches with them.

@@ -1,0 +1,111 @@
+//! What commands print and save: a pipe that is closed is no error, and a file is there whole or as it was.
+
+use anyhow::{Context as _, Result};
+use std::fmt::Arguments;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+/// As `println!`, with an error in the place of a panic where nobody reads any more.
+macro_rules! say {
+    ($($what:tt)*) => { $crate::commands::output::show(format_args!("{}\n", format_args!($($what)*)))? };
+}
+pub(super) use say;
+
+/// Prints at once.
+pub fn show(what: Arguments<'_>) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_fmt(what)?;
+    Ok(out.flush()?)
+}
+
+/// Whether an error says that nobody reads what is printed.
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .any(|e| e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe))
+}
+
+/// Writes a file beside its place and renames it: whatever fails, what was there stays.
+pub fn write_file(path: &Path, content: &[u8]) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let write = || -> std::io::Result<()> {
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".").suffix(".new");
+        #[cfg(unix)]
+        {
+            // As any other file; the process's mask applies.
+            use std::os::unix::fs::PermissionsExt;
+            builder.permissions(std::fs::Permissions::from_mode(0o666));
+        }
+        let mut file = builder.tempfile_in(folder)?;
+        file.write_all(content)?;
+        file.as_file().sync_all()?;
+        file.persist(path)?;
+        Ok(())
+    };
+    write().with_context(|| format!("{}", path.display()))
+}
+
+/// Where results are saved.
+#[derive(clap::Args)]
+pub struct Output {
+    /// The folder for tables and pictures; without it `llama` in the target folder.
+    #[arg(long)]
+    output: Option<PathBuf>,
+}
+
+impl Output {
+    /// A file in it.
+    fn path(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.output.clone().unwrap_or_else(|| crate::target().join("llama"));
+        std::fs::create_dir_all(&folder).with_context(|| format!("{}", folder.display()))?;
+        Ok(folder.join(name))
+    }
+
+    /// Saves a file.
+    pub fn save(&self, name: &str, content: &str) -> Result<PathBuf> {
+        let path = self.path(name)?;
+        write_file(&path, content.as_bytes())?;
+        Ok(path)
+    }
+
+    /// Saves a table, then prints it: neither is lost where the other fails.
+    pub fn publish(&self, name: &str, table: &str) -> Result<()> {
+        let saved = self.save(name, table);
+        let shown = show(format_args!("{table}"));
+        saved.and(shown)
+    }
+
+    /// Saves a picture, and says where it is.
+    pub fn picture(&self, name: &str, svg: &str) -> Result<()> {
+        let path = self.save(name, svg)?;
+        say!("\n{}", path.display());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_there_whole_or_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("table.md");
+        write_file(&path, b"one").unwrap();
+        write_file(&path, b"two").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"two");
+        // A folder stands where the file should.
+        let blocked = folder.path().join("blocked");
+        std::fs::create_dir_all(blocked.join("within")).unwrap();
+        let error = write_file(&blocked, b"three").unwrap_err();
+        assert!(format!("{error:#}").contains("blocked"), "{error:#}");
+        // Nothing is left beside.
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+        let nowhere = write_file(&folder.path().join("none/table.md"), b"four").unwrap_err();
+        assert!(!is_closed_pipe(&nowhere));
+        assert!(is_closed_pipe(
+            &anyhow::Error::new(std::io::Error::from(ErrorKind::BrokenPipe)).context("printing")
+        ));
+    }
+}
