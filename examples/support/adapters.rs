@@ -46,8 +46,6 @@ pub async fn choose(instance: &wgpu::Instance, wanted: Option<&str>) -> Result<w
 /// The adapter that has this index, or the first whose name contains this. An index tells adapters of the
 /// same name apart.
 pub fn index_of(names: &[String], wanted: &str) -> Option<usize> {
-    if let Ok(index) = wanted.parse::<usize>() {
-        return (index < names.len()).then_some(index);
-    }
-    names.iter().position(|name| name.to_lowercase().contains(&wanted.to_lowercase()))
+    let index = wanted.parse().ok().filter(|index| *index < names.len());
+    index.or_else(|| names.iter().position(|name| name.to_lowercase().contains(&wanted.to_lowercase())))
 }

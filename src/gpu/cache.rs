@@ -83,14 +83,14 @@ impl KvCache {
     ///
     /// Allocates what `capacity` tokens need; a pool that is full grows by slabs. The kernels are tried out,
     /// for which small command buffers are submitted to `queue`: they pack a few adversarial groups, and
-    /// every attention kernel that the configuration can run attends. If one computes wrongly, portable
-    /// kernels take its variant's place, which is logged as a warning with the kernel's name
-    /// ([`Self::variant`] names what runs); if portable ones do, the device is refused. [`SelfTest::Words`]
-    /// leaves attention out.
+    /// every attention kernel that the configuration can run attends. If one computes wrongly, the portable
+    /// kernels replace its variant in all layers of the format, which is logged as a warning with the
+    /// kernel's name ([`Self::variant_of`] names what runs); if portable ones do, the device is refused.
+    /// [`SelfTest::Words`] leaves attention out.
     ///
     /// # Errors
     /// An invalid configuration, a device limit that is too low, [`Error::OutOfMemory`],
-    /// [`Error::Arithmetic`], [`Error::WrongAttention`].
+    /// [`Error::Arithmetic`], [`Error::WrongAttention`], [`Error::Device`] if a kernel cannot be built.
     pub async fn new(
         device: &wgpu::Device,
         queue: &wgpu::Queue,
@@ -102,8 +102,8 @@ impl KvCache {
     /// As [`Self::new`], with options.
     ///
     /// # Errors
-    /// As [`Self::new`], and [`Error::VariantUnavailable`]; [`Error::WrongAttention`] if it is the variant
-    /// that the options name; with a warm-up, [`Error::Device`] if a pipeline cannot be built.
+    /// As [`Self::new`], and [`Error::VariantUnavailable`]. The variant that the options name is never
+    /// replaced.
     pub async fn with_options(
         device: &wgpu::Device,
         queue: &wgpu::Queue,
@@ -111,47 +111,58 @@ impl KvCache {
         options: &KvCacheOptions<'_>,
     ) -> Result<KvCache, Error> {
         let geometries = geometries(config, &device.limits())?;
-        let mut cache = Self::of_classes(device, queue, geometries, options).await?;
+        let layouts = Arc::new(Layouts::new(device));
+        let mut cache = Self::of_classes(device, queue, geometries, layouts.clone(), options).await?;
         for class in 0..cache.classes.len() {
             let g = cache.classes[class].geometry();
-            if g.pages() == 0 && g.max_pages > 0 {
-                // A pool that begins empty: another cache of the kind stands in.
+            if g.pages() == 0 {
+                // A pool that begins empty: another cache of the kind stands in, and its kernels are taken
+                // over.
                 let smallest = vec![g.smallest()?];
-                let mut filled = Self::of_classes(device, queue, smallest, options).await?;
+                let mut filled = Self::of_classes(device, queue, smallest, layouts.clone(), options).await?;
                 filled.try_out(0, options).await?;
-                cache.classes[class].run_variant(filled.variant(), options)?;
+                std::mem::swap(&mut cache.classes[class].pipelines, &mut filled.classes[0].pipelines);
             } else {
                 cache.try_out(class, options).await?;
             }
+            cache.classes[class].warm_up(options)?;
         }
         Ok(cache)
     }
 
-    /// Tests the kernels of a class of layers, and replaces those that attend wrongly if the host has not
-    /// chosen them.
+    /// Tests the kernels of a class of layers, and replaces those that attend wrongly or cannot be built if
+    /// the host has not chosen them.
     pub(super) async fn try_out(&mut self, class: usize, options: &KvCacheOptions<'_>) -> Result<(), Error> {
         self_test::words(self, class).await?;
-        if options.self_test == SelfTest::Words {
-            return Ok(());
-        }
-        while let Some(Wrong { kernel, detail }) = self_test::attention(self, class).await? {
-            let adapter = self.adapter();
+        while options.self_test != SelfTest::Words {
             let variant = self.classes[class].pipelines.variant();
-            if variant == Variant::Portable || options.variant.is_some() {
+            let replaceable = variant != Variant::Portable && options.variant.is_none();
+            let Wrong { kernel, detail } = match self_test::attention(self, class).await {
+                Ok(None) => break,
+                Ok(Some(wrong)) => wrong,
+                Err(Error::Device(detail)) if replaceable => {
+                    Wrong { kernel: format!("those of {variant:?}"), detail }
+                }
+                Err(error) => return Err(error),
+            };
+            let adapter = self.adapter();
+            if !replaceable {
                 return Err(Error::WrongAttention { adapter, kernel, detail });
             }
-            log::warn!(
-                "{adapter} computes wrong attention with {kernel}: {detail}; portable kernels replace those of {variant:?}"
-            );
-            self.classes[class].run_variant(Variant::Portable, options)?;
+            log::warn!("{adapter}: portable kernels replace {kernel}, which attends wrongly: {detail}");
+            self.classes[class].run_variant(Variant::Portable);
         }
         Ok(())
     }
 
     /// The adapter and its driver, for messages.
     pub(super) fn adapter(&self) -> String {
-        let info = self.device.adapter_info();
-        format!("{} ({} {})", info.name, info.driver, info.driver_info)
+        let wgpu::AdapterInfo { name, driver, driver_info, backend, .. } = self.device.adapter_info();
+        // Browsers do not say.
+        match name.is_empty() {
+            true => format!("this {backend:?} adapter"),
+            false => format!("{name} ({driver} {driver_info})"),
+        }
     }
 
     /// Of classes that have not been tested yet.
@@ -159,13 +170,13 @@ impl KvCache {
         device: &wgpu::Device,
         queue: &wgpu::Queue,
         geometries: Vec<Geometry>,
+        layouts: Arc<Layouts>,
         options: &KvCacheOptions<'_>,
     ) -> Result<KvCache, Error> {
         for g in &geometries {
             check_limits(g, &device.limits())?;
         }
         let places = Geometry::places(&geometries);
-        let layouts = Arc::new(Layouts::new(device));
         let failing = Arc::<(AtomicU64, AtomicU64)>::default();
         let id = CacheId::unique();
         let mut classes = Vec::with_capacity(geometries.len());
@@ -311,7 +322,7 @@ impl KvCache {
     /// Tokens of a sequence.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`].
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`].
     pub fn tokens(&self, sequence: SequenceId) -> Result<u32, Error> {
         self.planner().tokens(sequence)
     }
@@ -359,7 +370,7 @@ impl KvCache {
     /// operation had freed.
     ///
     /// # Errors
-    /// [`Error::NotLatest`], [`Error::TooOld`].
+    /// [`Error::NotLatest`], [`Error::TooOld`], [`Error::ForeignOperation`].
     pub fn discard(&mut self, operation: Operation) -> Result<(), Error> {
         self.classes.iter().try_for_each(|class| class.planner.check_discard(operation))?;
         self.classes.iter_mut().try_for_each(|class| class.planner.discard(operation))

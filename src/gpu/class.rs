@@ -48,7 +48,7 @@ impl Class {
         let plan = buffer(device, "kivi plan", g.plan_bytes(), storage | Usage::UNIFORM).await?;
         let staging = buffer(device, "kivi staging", g.staging_bytes(), storage).await?;
         let scratch = buffer(device, "kivi scratch", g.scratch_bytes(), storage).await?;
-        let mut pipelines = Pipelines::new(layouts, variant);
+        let pipelines = Pipelines::new(layouts, variant);
         let rotated = match g.rotated_bytes() {
             0 => None,
             bytes => {
@@ -68,7 +68,6 @@ impl Class {
             let layer = || LayerBuffers::new(device, &pipelines.layouts.cache, &shared, ring, slabs);
             layers.push(scoped(device, layer)?);
         }
-        pipelines.warm_up(device, &g, options)?;
         log::info!(
             "KV cache: {} layers on {}: {:.2} bits per packed element, {} pages of 256 tokens in {} slabs per layer, {} bytes, {variant:?} kernels",
             g.layers,
@@ -90,15 +89,15 @@ impl Class {
         })
     }
 
-    /// Runs the attention kernels of a variant from now on, if it does not yet.
-    pub(super) fn run_variant(
-        &mut self,
-        variant: Variant,
-        options: &KvCacheOptions<'_>,
-    ) -> Result<(), Error> {
-        if variant != self.pipelines.variant() {
-            self.pipelines = Pipelines::new(self.pipelines.layouts.clone(), variant);
-            self.pipelines.warm_up(&self.device, self.planner.geometry(), options)?;
+    /// Runs the attention kernels of a variant from now on.
+    pub(super) fn run_variant(&mut self, variant: Variant) {
+        self.pipelines = Pipelines::new(self.pipelines.layouts.clone(), variant);
+    }
+
+    /// Builds every pass, if a host's options ask for it.
+    pub(super) fn warm_up(&mut self, options: &KvCacheOptions<'_>) -> Result<(), Error> {
+        if options.warm_up {
+            Pass::all(self.geometry()).into_iter().try_for_each(|pass| self.ensure(pass))?;
         }
         Ok(())
     }

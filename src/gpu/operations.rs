@@ -10,7 +10,7 @@ impl KvCache {
     /// Removes a sequence; what no other sequence shares is free from the next operation on.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`].
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`].
     pub fn remove_sequence(&mut self, sequence: SequenceId) -> Result<Operation, Error> {
         let remove = |class: &mut Class| class.planner.remove_sequence(sequence);
         Ok(the_same(all_or_none(&mut self.classes, remove, |_, _| {})?))
@@ -18,12 +18,16 @@ impl KvCache {
 
     /// Cuts a sequence to its first `tokens` tokens.
     ///
-    /// Packed blocks that remain whole are not touched. Of a block that is cut, the tokens that remain return to the window, dequantized, and are packed
-    /// again when they are old enough. Going back over tokens of the last step, up to `residual_window` of them, cuts no block; then, as soon as the length is again
-    /// the largest it has been, the state is as if the tokens cut had never been. What the GPU must do is recorded into `encoder`.
+    /// Packed blocks that remain whole are not touched. Of a block that is cut, the tokens that remain return
+    /// to the window, dequantized, and are packed again when they are old enough. Going back over tokens of
+    /// the last step, up to `residual_window` of them, cuts no block; then, as soon as the length is again
+    /// the largest it has been, the state is as if the tokens cut had never been. What the GPU must do is
+    /// recorded into `encoder`.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`]; [`Error::TruncateBeyondEnd`] if the sequence is shorter; [`Error::TruncateIntoEvicted`] where tokens are gone; [`Error::OutOfMemory`] for the upload. Nothing has changed then.
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`]; [`Error::TruncateBeyondEnd`] if the sequence
+    /// is shorter; [`Error::TruncateIntoEvicted`] where tokens are gone; [`Error::OutOfMemory`] for the
+    /// upload. Nothing has changed then.
     pub fn truncate(
         &mut self,
         encoder: &mut wgpu::CommandEncoder,
@@ -35,12 +39,13 @@ impl KvCache {
 
     /// Adds a sequence with the content of another.
     ///
-    /// They share every full page of packed tokens; sinks, window and a partly filled last page are copied, by work that is recorded into `encoder`. What
-    /// is appended to one is never seen by the other.
+    /// They share every full page of packed tokens; sinks, window and a partly filled last page are copied,
+    /// by work that is recorded into `encoder`. What is appended to one is never seen by the other.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::TooManySequences`]; [`Error::CapacityExceeded`] or [`Error::OutOfMemory`] for the copied page or the upload.
-    /// Nothing has changed then.
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`], [`Error::TooManySequences`];
+    /// [`Error::CapacityExceeded`] or [`Error::OutOfMemory`] for the copied page or the upload. Nothing has
+    /// changed then.
     pub fn fork(
         &mut self,
         encoder: &mut wgpu::CommandEncoder,
@@ -51,10 +56,12 @@ impl KvCache {
 
     /// Gives each of `sequences` the content that `sequences[parents[i]]` had: one step of a beam search.
     ///
-    /// A sequence that is a parent once costs nothing, each further use of it as much as [`Self::fork`]. What is nobody's parent is dropped.
+    /// A sequence that is a parent once costs nothing, each further use of it as much as [`Self::fork`]. What
+    /// is nobody's parent is dropped.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::DuplicateSequence`]; [`Error::Parents`] unless there is one index per sequence; [`Error::CapacityExceeded`] or
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`], [`Error::DuplicateSequence`];
+    /// [`Error::Parents`] unless there is one index per sequence; [`Error::CapacityExceeded`] or
     /// [`Error::OutOfMemory`] for copies. Nothing has changed then.
     pub fn reorder(
         &mut self,

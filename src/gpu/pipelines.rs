@@ -1,6 +1,5 @@
 //! Bind group layouts and compute pipelines.
 
-use super::cache::KvCacheOptions;
 use super::shaders::Pass;
 use super::variant::Variant;
 use crate::error::Error;
@@ -109,21 +108,6 @@ impl Pipelines {
 
     pub(super) fn get(&self, pass: Pass) -> Option<&wgpu::ComputePipeline> {
         self.built.get(&pass)
-    }
-
-    /// Builds all passes, if a host's options ask for it.
-    pub(super) fn warm_up(
-        &mut self,
-        device: &wgpu::Device,
-        g: &Geometry,
-        options: &KvCacheOptions<'_>,
-    ) -> Result<(), Error> {
-        if options.warm_up {
-            Pass::all(g)
-                .into_iter()
-                .try_for_each(|pass| self.ensure(device, g, pass, options.pipeline_cache))?;
-        }
-        Ok(())
     }
 
     /// Builds `pass` if that has not been done.

@@ -90,10 +90,12 @@ impl Class {
 }
 
 impl KvCache {
-    /// What layer `layer` holds of a sequence. Submits a copy and waits for it; work submitted before is seen.
+    /// What layer `layer` holds of a sequence. Submits a copy and waits for it; work submitted before is
+    /// seen.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::LayerOutOfRange`], [`Error::Device`] if the device is lost.
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`], [`Error::LayerOutOfRange`], [`Error::Device`]
+    /// if the device is lost.
     pub async fn submit_and_read_state(&self, layer: u32, sequence: SequenceId) -> Result<LayerState, Error> {
         let (class, index) = self.place(layer)?;
         let class = &self.classes[class];

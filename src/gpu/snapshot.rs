@@ -8,10 +8,12 @@ use crate::plan::{Operation, SequenceId, all_or_none, the_same};
 use crate::snapshot::Snapshot;
 
 impl KvCache {
-    /// What every layer holds of a sequence. Submits copies and waits for them; work submitted before is seen.
+    /// What every layer holds of a sequence. Submits copies and waits for them; work submitted before is
+    /// seen.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`]; [`Error::OutOfMemory`] for the buffer that is read back; [`Error::Device`] if the device is lost.
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`]; [`Error::OutOfMemory`] for the buffer that is
+    /// read back; [`Error::Device`] if the device is lost.
     pub async fn submit_and_save(&self, sequence: SequenceId) -> Result<Snapshot, Error> {
         let mut layers = Vec::with_capacity(self.layers() as usize);
         for layer in 0..self.layers() {

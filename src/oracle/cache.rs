@@ -31,7 +31,8 @@ pub struct AttentionOutput {
     pub lse: Vec<f64>,
 }
 
-/// The cache on the CPU: the reference for every other backend.
+/// The cache on the CPU: the reference for every other backend. A clone is the same cache at another time:
+/// each takes the ids of the other.
 ///
 /// ```
 /// use kivi_wgpu::{CacheConfig, SequenceStep, oracle::{CpuCache, LayerInput}};
@@ -117,7 +118,7 @@ impl CpuCache {
     /// as on a GPU whose encoder was submitted; clone the cache to go back.
     ///
     /// # Errors
-    /// [`Error::NotLatest`], [`Error::TooOld`].
+    /// [`Error::NotLatest`], [`Error::TooOld`], [`Error::ForeignOperation`].
     pub fn discard(&mut self, operation: Operation) -> Result<(), Error> {
         self.classes.iter().try_for_each(|class| class.planner.check_discard(operation))?;
         self.classes.iter_mut().try_for_each(|class| class.planner.discard(operation))
@@ -155,7 +156,7 @@ impl CpuCache {
     /// What layer `layer` holds of a sequence.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::LayerOutOfRange`].
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`], [`Error::LayerOutOfRange`].
     pub fn state(&self, layer: u32, sequence: SequenceId) -> Result<LayerState, Error> {
         let (class, index) = self.class_of(layer)?;
         class.state(index, sequence)

@@ -103,21 +103,25 @@ fn entered(g: &Geometry, keys: &[f32], values: &[f32]) -> Unpacked {
     ring
 }
 
-/// The attention of a plan in which the first slots hold a group of tokens, the first block of the pool the
-/// same tokens packed, and the second block the same in reverse.
+/// A group of tokens in the first slots, packed in the first block of the pool, and in reverse in the second.
 #[cfg(feature = "wgpu")]
-pub(crate) fn attend_blocks(
-    g: &Geometry,
-    plan: &StepPlan,
-    keys: &[f32],
-    values: &[f32],
-    q: &[f32],
-) -> AttentionOutput {
-    let row = (g.layout.kv_heads * g.layout.head_dim) as usize;
-    let backwards = |x: &[f32]| -> Vec<f32> { x.chunks(row).rev().flatten().copied().collect() };
-    let page = [block_of(g, keys, values), block_of(g, &backwards(keys), &backwards(values))].concat();
-    let memory = class::LayerMemory { slabs: vec![page], ring: entered(g, keys, values) };
-    class::attend(g, plan, 0, &memory, &Unpacked::new(g, 0), &LayerInput { q, ..LayerInput::default() })
+pub(crate) struct TwoBlocks(class::LayerMemory);
+
+#[cfg(feature = "wgpu")]
+impl TwoBlocks {
+    /// Of tokens given as `[token][kv head][head_dim]`.
+    pub(crate) fn new(g: &Geometry, keys: &[f32], values: &[f32]) -> TwoBlocks {
+        let row = (g.layout.kv_heads * g.layout.head_dim) as usize;
+        let backwards = |x: &[f32]| -> Vec<f32> { x.chunks(row).rev().flatten().copied().collect() };
+        let page = [block_of(g, keys, values), block_of(g, &backwards(keys), &backwards(values))].concat();
+        TwoBlocks(class::LayerMemory { slabs: vec![page], ring: entered(g, keys, values) })
+    }
+
+    /// The attention of a plan, which is that of layers of one kind.
+    pub(crate) fn attend(&self, g: &Geometry, plan: &StepPlan, q: &[f32]) -> AttentionOutput {
+        let input = LayerInput { q, ..LayerInput::default() };
+        class::attend(g, plan, 0, &self.0, &Unpacked::new(g, 0), &input)
+    }
 }
 
 /// Packs the tokens in `slots` into `block`.

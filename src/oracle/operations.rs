@@ -11,7 +11,7 @@ impl CpuCache {
     /// Removes a sequence.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`].
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`].
     pub fn remove_sequence(&mut self, id: SequenceId) -> Result<Operation, Error> {
         Ok(the_same(all_or_none(&mut self.classes, |class| class.planner.remove_sequence(id), |_, _| {})?))
     }
@@ -43,7 +43,7 @@ impl CpuCache {
     /// What every layer holds of a sequence.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`].
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`].
     pub fn save(&self, id: SequenceId) -> Result<Snapshot, Error> {
         let layers: Result<Vec<_>, Error> = (0..self.layers()).map(|layer| self.state(layer, id)).collect();
         Ok(Snapshot::new(&self.geometries(), layers?))

@@ -84,6 +84,7 @@ pub(crate) fn plan_attention_over(g: &Geometry, queries: u32, blocks: u32, windo
     let held = window.len() as u32;
     let lengths =
         SequenceLengths { tokens: g.sinks + blocks * g.layout.group + held, blocks, ..Default::default() };
+    debug_assert!(queries <= blocks * g.layout.group + held, "each query is one of the tokens");
     let mut plan = StepPlan { queries, slots: window.to_vec(), ..StepPlan::default() };
     let page = [Page { slab: 0, index: 0 }];
     let sequence = Attention {

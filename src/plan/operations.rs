@@ -14,7 +14,7 @@ impl Planner {
     /// Removes a sequence. Pages that no other sequence holds are free from the next operation on.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`].
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`].
     pub fn remove_sequence(&mut self, id: SequenceId) -> Result<Operation, Error> {
         let sequence = self.table.get(id)?.clone();
         let mut edit = Edit::new(&mut self.table);
@@ -25,11 +25,13 @@ impl Planner {
         Ok(self.record(changes))
     }
 
-    /// Cuts a sequence to its first `tokens` tokens. Blocks that remain whole are not touched; of a block that is cut, the tokens that remain return to the
-    /// window, dequantized. The operation is applied; an executor carries its plan out (empty if no block is cut), then commits it.
+    /// Cuts a sequence to its first `tokens` tokens. Blocks that remain whole are not touched; of a block
+    /// that is cut, the tokens that remain return to the window, dequantized. The operation is applied; an
+    /// executor carries its plan out (empty if no block is cut), then commits it.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`]; [`Error::TruncateBeyondEnd`] if the sequence is shorter; [`Error::TruncateIntoEvicted`] where tokens are gone.
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`]; [`Error::TruncateBeyondEnd`] if the sequence
+    /// is shorter; [`Error::TruncateIntoEvicted`] where tokens are gone.
     pub fn truncate(&mut self, id: SequenceId, tokens: u32) -> Result<Applied, Error> {
         let g = self.geometry().clone();
         let before = self.table.get(id)?.clone();
@@ -70,11 +72,12 @@ impl Planner {
         Ok(edit.applied(plan))
     }
 
-    /// Adds a sequence with the content of another. They share full pages; sinks, window and a partly filled last page are copied. The operation is
-    /// applied; an executor carries its plan out, then commits it.
+    /// Adds a sequence with the content of another. They share full pages; sinks, window and a partly filled
+    /// last page are copied. The operation is applied; an executor carries its plan out, then commits it.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::TooManySequences`], [`Error::CapacityExceeded`] for the copied page.
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`], [`Error::TooManySequences`],
+    /// [`Error::CapacityExceeded`] for the copied page.
     pub fn fork(&mut self, id: SequenceId) -> Result<(SequenceId, Applied), Error> {
         let g = self.geometry().clone();
         let parent = self.table.get(id)?.clone();
@@ -114,12 +117,14 @@ impl Planner {
         Ok((id, edit.applied(StepPlan::default())))
     }
 
-    /// Gives each of `sequences` the content that `sequences[parents[i]]` had: the step of a beam search from one set of beams to the next. A sequence that
-    /// is a parent once costs nothing; each further use of it is a copy as by [`Self::fork`]. What is nobody's parent is dropped. The operation is applied; an
+    /// Gives each of `sequences` the content that `sequences[parents[i]]` had: the step of a beam search from
+    /// one set of beams to the next. A sequence that is a parent once costs nothing; each further use of it
+    /// is a copy as by [`Self::fork`]. What is nobody's parent is dropped. The operation is applied; an
     /// executor carries its plan out, then commits it.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::DuplicateSequence`], [`Error::Parents`], [`Error::CapacityExceeded`] for the copied pages.
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`], [`Error::DuplicateSequence`],
+    /// [`Error::Parents`], [`Error::CapacityExceeded`] for the copied pages.
     pub fn reorder(&mut self, sequences: &[SequenceId], parents: &[usize]) -> Result<Applied, Error> {
         let n = sequences.len();
         if parents.len() != n || parents.iter().any(|parent| *parent >= n) {

@@ -70,7 +70,7 @@ impl Planner {
     /// Tokens of a sequence.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`].
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`].
     pub fn tokens(&self, id: SequenceId) -> Result<u32, Error> {
         Ok(self.table.get(id)?.lengths.tokens)
     }
@@ -93,7 +93,7 @@ impl Planner {
     /// Where the content of a sequence lies.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`].
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`].
     pub fn view(&self, id: SequenceId) -> Result<SequenceView, Error> {
         let g = &self.geometry;
         let s = self.table.get(id)?;
@@ -193,7 +193,7 @@ impl Planner {
     /// Undoes the latest operation. Neither its own work nor that of a step begun since (and dropped) may have been submitted.
     ///
     /// # Errors
-    /// [`Error::NotLatest`], [`Error::TooOld`].
+    /// [`Error::NotLatest`], [`Error::TooOld`], [`Error::ForeignOperation`].
     pub fn discard(&mut self, operation: Operation) -> Result<(), Error> {
         self.journal.discard(operation, &mut self.table, self.geometry.max_undo)
     }

@@ -4,12 +4,13 @@ mod files;
 
 use files::{DIM, KV_HEADS, goldens, written};
 use kivi_wgpu::oracle::{CpuCache, LayerInput};
-use kivi_wgpu::{CacheConfig, SequenceStep, Snapshot};
+use kivi_wgpu::{CacheConfig, Preset, SequenceStep, Snapshot};
 use safetensors::SafeTensors;
 
 /// Every preset writes today what it wrote once, and reads it. `KIVI_RECORD=1` writes the files anew.
 #[test]
 fn every_preset_writes_its_file() {
+    assert_eq!(goldens().len(), Preset::ALL.len());
     for (preset, file, config) in goldens() {
         let (cache, id) = written(preset);
         let snapshot = cache.save(id).unwrap();

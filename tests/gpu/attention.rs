@@ -457,14 +457,19 @@ fn thousands_of_decode_steps() {
 /// remainder for each of them.
 #[test]
 fn every_number_of_splits() {
-    let base = config(2, 1, 8).with_residual_window(0).with_group_size(16).with_capacity(17_000);
-    let mut pair = Pair::new(&base.with_max_step(256));
+    let base = config(2, 1, 8).with_residual_window(0).with_group_size(16).with_capacity(69_000);
+    let mut pair = Pair::new(&base.with_max_step(4096));
     let s = pair.create_sequence();
     for _ in 0..66 {
         pair.fill(s, 255);
         pair.step(&[SequenceStep::decode(s)]);
     }
     assert_eq!(pair.gpu.tokens(s), Ok(66 * 256));
+    pair.fill(s, 189 * 256);
+    for _ in 0..4 {
+        pair.step(&[SequenceStep::decode(s)]);
+        pair.fill(s, 255);
+    }
     pair.check_state(s);
 }
 

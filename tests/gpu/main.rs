@@ -1,4 +1,5 @@
-//! The wgpu executor against the CPU oracle, on whatever adapter wgpu finds (`KIVI_ADAPTER` picks one by a part of its name).
+//! The wgpu executor against the CPU oracle, on whatever adapter wgpu finds (`KIVI_ADAPTER` picks one by its
+//! index or a part of its name).
 
 mod attention;
 mod faults;

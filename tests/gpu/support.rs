@@ -474,9 +474,15 @@ impl Pair {
 #[test]
 fn adapters_of_one_name_have_indices_of_their_own() {
     let names = ["Radeon 780M", "llvmpipe", "Radeon RX", "Radeon 780M"].map(String::from);
-    for (wanted, expected) in
-        [("0", Some(0)), ("3", Some(3)), ("4", None), ("radeon", Some(0)), ("RX", Some(2)), ("Arc", None)]
-    {
+    for (wanted, expected) in [
+        ("0", Some(0)),
+        ("3", Some(3)),
+        ("4", None),
+        ("780", Some(0)),
+        ("radeon", Some(0)),
+        ("RX", Some(2)),
+        ("Arc", None),
+    ] {
         assert_eq!(adapters::index_of(&names, wanted), expected, "{wanted}");
     }
 }

@@ -10,7 +10,12 @@ mod words;
 pub(super) use attention::attention;
 pub(super) use words::words;
 
+use super::buffers::filled_buffer;
+use super::io::TensorView;
+use crate::error::Error;
+use crate::format::Dtype;
 use crate::geometry::Geometry;
+use crate::plan::{PackBlock, SlabRange, Slot, StepPlan, TokenWrite};
 
 /// How much of its kernels a cache tries out as it is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -55,4 +60,29 @@ fn block_elements(g: &Geometry, mut element: impl FnMut(u32, u32, u32) -> f32) -
         }
     }
     out
+}
+
+/// Plans that write a group of tokens to the first slots, and pack them into the first two blocks, the second
+/// time in reverse. Each packs one block, which is what every cache has room for.
+fn content(g: &Geometry) -> [StepPlan; 2] {
+    let group = g.layout.group;
+    let pack = |block, slots: Vec<Slot>| StepPlan {
+        slots,
+        packs: vec![PackBlock { first_slot: 0, block }],
+        pack_slabs: vec![SlabRange { slab: 0, items: 0..1 }],
+        ..StepPlan::default()
+    };
+    let slots: Vec<Slot> = (0..group).map(Slot::ring).collect();
+    let writes = slots.iter().zip(0..).map(|(&slot, row)| TokenWrite { row, slot }).collect();
+    let backwards = slots.iter().rev().copied().collect();
+    [StepPlan { tokens: group, writes, ..pack(0, slots) }, pack(1, backwards)]
+}
+
+/// A tensor that kernels read.
+fn upload(device: &wgpu::Device, contents: &[f32]) -> Result<wgpu::Buffer, Error> {
+    filled_buffer(device, "kivi self-test", bytemuck::cast_slice(contents), wgpu::BufferUsages::STORAGE)
+}
+
+fn view(buffer: &wgpu::Buffer) -> TensorView<'_> {
+    TensorView::new(buffer, Dtype::F32)
 }

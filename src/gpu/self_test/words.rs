@@ -1,46 +1,23 @@
 //! Whether the adapter's arithmetic gives the words that the format prescribes: one block of adversarial
 //! values goes through append and pack.
 
-use super::super::buffers::{filled_buffer, scoped};
+use super::super::buffers::scoped;
 use super::super::cache::KvCache;
-use super::super::io::{LayerIo, TensorView};
+use super::super::io::LayerIo;
 use super::super::work::Work;
-use super::{Noise, block_elements};
+use super::{Noise, block_elements, content, upload, view};
 use crate::error::Error;
-use crate::format::Dtype;
 use crate::geometry::Geometry;
 use crate::oracle::block_of;
-use crate::plan::{PackBlock, SlabRange, Slot, StepPlan, TokenWrite};
 
-/// Checks the device with the kernels of a class of layers. It has a page, or its pool will never have one.
+/// Checks the device with the kernels of a class of layers that has a page.
 pub(in super::super) async fn words(cache: &mut KvCache, class: usize) -> Result<(), Error> {
     let g = cache.classes[class].geometry().clone();
-    if g.pages() == 0 {
-        return Ok(());
-    }
-    let group = g.layout.group;
-    let mut plan = StepPlan {
-        tokens: group,
-        slots: (0..group).map(Slot::ring).collect(),
-        writes: (0..group).map(|row| TokenWrite { row, slot: Slot::ring(row) }).collect(),
-        packs: vec![PackBlock { first_slot: 0, block: 0 }],
-        ..StepPlan::default()
-    };
-    plan.pack_slabs.push(SlabRange { slab: 0, items: 0..1 });
     let (keys, values) = (adversarial(&g, 1), adversarial(&g, 2));
-
-    let upload = |contents: &[f32]| {
-        filled_buffer(
-            &cache.device,
-            "kivi self-test",
-            bytemuck::cast_slice(contents),
-            wgpu::BufferUsages::STORAGE,
-        )
-    };
-    let (k, v) = (upload(&keys)?, upload(&values)?);
-    let io = LayerIo::append(TensorView::new(&k, Dtype::F32), TensorView::new(&v, Dtype::F32));
-    let binding = cache.bind(&io)?;
+    let (k, v) = (upload(&cache.device, &keys)?, upload(&cache.device, &values)?);
+    let binding = cache.bind(&LayerIo::append(view(&k), view(&v)))?;
     let class = &mut cache.classes[class];
+    let [plan, _] = content(&g);
     let work = Work::new(&g, class.pipelines.variant(), &plan);
     let mut encoder = cache.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
     class.prepare(&mut encoder, &work)?;
