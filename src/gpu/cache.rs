@@ -134,11 +134,14 @@ impl KvCache {
     /// the host has not chosen them.
     pub(super) async fn try_out(&mut self, class: usize, options: &KvCacheOptions<'_>) -> Result<(), Error> {
         self_test::words(self, class).await?;
-        while options.self_test != SelfTest::Words {
+        if options.self_test == SelfTest::Words {
+            return Ok(());
+        }
+        loop {
             let variant = self.classes[class].pipelines.variant();
             let replaceable = variant != Variant::Portable && options.variant.is_none();
             let Wrong { kernel, detail } = match self_test::attention(self, class).await {
-                Ok(None) => break,
+                Ok(None) => return Ok(()),
                 Ok(Some(wrong)) => wrong,
                 Err(Error::Device(detail)) if replaceable => {
                     Wrong { kernel: format!("those of {variant:?}"), detail }
@@ -152,7 +155,6 @@ impl KvCache {
             log::warn!("{adapter}: portable kernels replace {kernel}, which attends wrongly: {detail}");
             self.classes[class].run_variant(Variant::Portable);
         }
-        Ok(())
     }
 
     /// The adapter and its driver, for messages.

@@ -27,7 +27,10 @@ pub struct Format {
 impl Format {
     /// The configuration with this format.
     pub fn apply(&self, config: CacheConfig) -> CacheConfig {
-        let config = config.with_format(self.format);
+        let mut config = config.with_format(self.format);
+        // Sinks are there from the beginning.
+        let sinks = self.own.iter().map(|(_, format)| format).chain([&self.format]).map(|f| f.sink_tokens);
+        config.capacity = sinks.fold(config.capacity, u32::max);
         self.own.iter().fold(config, |config, (layers, format)| {
             config.with_layer_format(layers.iter().copied(), *format)
         })

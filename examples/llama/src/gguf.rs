@@ -6,7 +6,7 @@ use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::{Content, Value};
 use half::f16;
 use std::fs::File;
-use std::io::{BufReader, Seek, SeekFrom};
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
@@ -33,11 +33,16 @@ impl Gguf {
             format!("{}: `cargo xtask model` fetches one, --model takes a path", path.display())
         })?;
         let mut file = BufReader::new(file);
-        let content = Content::read(&mut file).with_context(|| {
-            format!(
-                "{}: this is no GGUF file, or its header was cut or altered: fetch it again",
-                path.display()
-            )
+        check_alignment(&mut file).with_context(|| format!("{}", path.display()))?;
+        let content = Content::read(&mut file).map_err(|error| {
+            // What is only unknown is as it should be.
+            let error = anyhow::Error::from(error);
+            let unknown = ["unknown dtype", "unsupported", "not supported"];
+            let why = match unknown.iter().any(|what| error.to_string().contains(what)) {
+                true => "a kind of file or of tensor that this example cannot read",
+                false => "this is no GGUF file, or its header was cut or altered: fetch it again",
+            };
+            error.context(format!("{}: {why}", path.display()))
         })?;
         let length = file.seek(SeekFrom::End(0))?;
         let gguf = Gguf { content, file, path: path.to_path_buf() };
@@ -166,6 +171,14 @@ impl Gguf {
         self.list(key, "a text", text)?.with_context(|| format!("the file has no {key}"))
     }
 
+    /// How many entries a list has that must be there.
+    pub fn length(&self, key: &str) -> Result<u32> {
+        match self.value(key).with_context(|| format!("the file has no {key}"))? {
+            Value::Array(list) => Ok(u32::try_from(list.len())?),
+            other => bail!("{key} is {}, a list is expected", kind(other)),
+        }
+    }
+
     pub fn has(&self, tensor: &str) -> bool {
         self.content.tensor_infos.contains_key(tensor)
     }
@@ -193,8 +206,9 @@ impl Gguf {
     }
 
     fn tensor(&mut self, name: &str) -> Result<candle_core::quantized::QTensor> {
+        ensure!(self.has(name), "{}: the file has no tensor {name}", self.path.display());
         let tensor = self.content.tensor(&mut self.file, name, &Device::Cpu);
-        tensor.with_context(|| format!("{}: fetch the file again, if it should be there", self.within(name)))
+        tensor.with_context(|| self.within(name))
     }
 
     /// The rows of several matrices with so many columns, one after the other: in 4 bits if all of them are blocks of 4 bits, else in f16.
@@ -243,6 +257,30 @@ impl Gguf {
         ensure!(finite, "{within} has weights that are no numbers of 16 bits: fetch the file again");
         Ok(())
     }
+}
+
+/// Refuses a file that aligns its tensors to multiples of 0, by which candle would divide.
+fn check_alignment(file: &mut BufReader<File>) -> Result<()> {
+    let key = "general.alignment";
+    // Longer than a header is: a vocabulary of 256 thousand words takes 8 MiB.
+    let mut header = Vec::new();
+    file.by_ref().take(32 << 20).read_to_end(&mut header)?;
+    file.rewind()?;
+    if let Some(at) = header.windows(key.len()).position(|bytes| bytes == key.as_bytes()) {
+        // Its type in 4 bytes, its value in 1, 2 or 4.
+        let entry = &header[at + key.len()..];
+        let zero = match entry.first() {
+            Some(0 | 1) => entry.get(4..5),
+            Some(2 | 3) => entry.get(4..6),
+            Some(4 | 5) => entry.get(4..8),
+            _ => None,
+        };
+        ensure!(
+            zero.is_none_or(|value| value.iter().any(|byte| *byte != 0)),
+            "{key} = 0: fetch the file again"
+        );
+    }
+    Ok(())
 }
 
 fn whole(key: &str, value: &Value, range: &RangeInclusive<u32>) -> Result<u32> {

@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     let Arguments { model, command } = Arguments::parse();
     match run(&model, command) {
         Err(error) if !commands::output::is_closed_pipe(&error) => {
-            eprintln!("{error:#}");
+            commands::output::complain(&format!("{error:#}"));
             ExitCode::FAILURE
         }
         // Who has read enough closes the pipe.
@@ -121,8 +121,8 @@ impl Opened {
     }
 
     /// Whether a cache in each of these formats can hold a sequence of the whole context, among so many
-    /// sequences.
-    fn check(&self, room: Room, formats: &[Format], sequences: Asked) -> Result<()> {
+    /// sequences. `options` are those that have a part in it, for messages.
+    fn check(&self, room: Room, formats: &[Format], sequences: Asked, options: &str) -> Result<()> {
         let config = cache_config(&self.shape, room).with_capacity(room.context);
         for format in formats {
             let config =
@@ -130,8 +130,10 @@ impl Opened {
             Geometry::all(&config, self.gpu.largest_buffer()).with_context(|| {
                 let Room { tokens, context, .. } = room;
                 let Asked { size, option } = sequences;
+                let options = if option.is_empty() { options.into() } else { format!("{option}, {options}") };
                 format!(
-                    "a cache in the format {}, {option} {size}, for steps of {tokens} tokens and {context} positions",
+                    "{options}: no cache in the format {} has room for {context} positions, {tokens} tokens in a \
+                     step, and {size} sequences",
                     format.name
                 )
             })?;
@@ -142,7 +144,7 @@ impl Opened {
     /// Reads the weights, with a bar that shows how much of them is there.
     fn load(self, room: Room) -> Result<(Model, Tokenizer)> {
         let bar = ProgressBar::new(0).with_message("weights");
-        let model = Model::load(self.gpu, self.file, room, |done, all| {
+        let model = Model::load(self.gpu, self.file, self.shape, room, |done, all| {
             bar.set_length(all.into());
             bar.set_position(done.into());
         })?;

@@ -96,9 +96,15 @@ pub enum Wanted {
 }
 
 impl Model {
-    /// Uploads a file's weights; `progress` is told how many of how many layers are there.
-    pub fn load(gpu: Gpu, mut file: Gguf, room: Room, mut progress: impl FnMut(u32, u32)) -> Result<Model> {
-        let shape = Shape::of(&mut file)?;
+    /// Uploads the weights of a file whose model has this shape; `progress` is told how many of how many
+    /// layers are there.
+    pub fn load(
+        gpu: Gpu,
+        mut file: Gguf,
+        shape: Shape,
+        room: Room,
+        mut progress: impl FnMut(u32, u32),
+    ) -> Result<Model> {
         // The kernel that multiplies takes tokens by 16.
         let padded = |rows: u32| u64::from(rows.next_multiple_of(16));
         let floats = |columns: u32, rows: u32| padded(rows) * u64::from(columns) * 4;

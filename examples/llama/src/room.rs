@@ -4,6 +4,8 @@
 use crate::gpu::Gpu;
 use crate::shape::Shape;
 use anyhow::{Result, ensure};
+use std::fmt::Arguments;
+use std::io::Write;
 
 /// What buffers are made for.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +40,11 @@ impl Asked {
     }
 }
 
+/// Says something on stderr, or not where nobody reads.
+fn say(what: Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{what}");
+}
+
 impl Room {
     /// For these sizes; a context of 0 is that which the model was trained for, or what the device has room
     /// for.
@@ -53,14 +60,16 @@ impl Room {
         let trained = u64::from(shape.context);
         let context = match context.size {
             0 if trained > positions => {
-                eprintln!("the model was trained for {trained} tokens; there is room for {positions}");
+                say(format_args!(
+                    "the model was trained for {trained} tokens; there is room for {positions}"
+                ));
                 positions as u32
             }
             0 => shape.context,
             size => {
                 let context = context.within(positions, "positions of a sequence")?;
                 if size > trained {
-                    eprintln!("the model was trained for {trained} tokens, this asks for {size}");
+                    say(format_args!("the model was trained for {trained} tokens, this asks for {size}"));
                 }
                 context
             }

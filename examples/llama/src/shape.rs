@@ -93,7 +93,7 @@ impl Shape {
         let feed_forward = feed_forward.with_context(|| format!("the file has no {wide}"))?;
         let epsilon = of("attention.layer_norm_rms_epsilon");
         let epsilon = file.real(&epsilon, 0.0, 1.0)?.with_context(|| format!("the file has no {epsilon}"))?;
-        let vocabulary = file.texts("tokenizer.ggml.tokens")?.len() as u32;
+        let vocabulary = file.length("tokenizer.ggml.tokens")?;
         for tensor in ["attn_output.bias", "ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"] {
             if file.has(&format!("blk.0.{tensor}")) {
                 bail!("{tensor}: biases other than those of queries, keys and values are not supported");

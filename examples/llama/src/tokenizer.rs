@@ -12,6 +12,10 @@ use std::collections::{HashMap, HashSet};
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// Tokens that end a turn in the models that have them.
+const TURNS: [&str; 6] =
+    ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>"];
+
 /// A vocabulary and what belongs to it.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
@@ -89,13 +93,18 @@ impl Tokenizer {
             }
             other => bail!("tokenizer.ggml.model = {other}: this example knows gpt2 and llama"),
         }
+        let last = (tokens.len() as u32).saturating_sub(1);
+        let id = |key: &str| file.whole(key, 0..=last);
+        let (bos, eos) = (id("tokenizer.ggml.bos_token_id")?, id("tokenizer.ggml.eos_token_id")?);
+        let source = file.string("tokenizer.chat_template")?;
+        let control = control(&tokens, &kinds, [bos, eos], source.unwrap_or_default());
         let added: Vec<Value> = kinds
             .iter()
             .zip(&tokens)
             .enumerate()
             // 3: control, 4: defined by the user.
             .filter(|(_, (kind, _))| matches!(kind, 3 | 4))
-            .map(|(id, (kind, token))| (id, *kind == 3, token))
+            .map(|(id, (_, token))| (id, control.contains(&(id as u32)), token))
             .map(|(id, special, content)| {
                 json!({ "id": id, "content": content, "special": special, "normalized": false,
                         "single_word": false, "lstrip": false, "rstrip": false })
@@ -105,23 +114,14 @@ impl Tokenizer {
             "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": decoder, "model": model });
         let inner = tokenizers::Tokenizer::from_bytes(serde_json::to_vec(&description)?).map_err(failed)?;
 
-        let last = (tokens.len() as u32).saturating_sub(1);
-        let id = |key: &str| file.whole(key, 0..=last);
-        let mut ends: Vec<u32> = id("tokenizer.ggml.eos_token_id")?.into_iter().collect();
         // Turns end with these in the models that have them, whatever the file calls the end of a text.
-        let control: HashSet<u32> =
-            (0..).zip(&kinds).filter(|(_, kind)| **kind == 3).map(|(id, _)| id).collect();
-        let turns = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>"];
-        ends.extend(
-            turns.iter().filter_map(|name| inner.token_to_id(name)).filter(|id| control.contains(id)),
-        );
-        let bos = id("tokenizer.ggml.bos_token_id")?;
+        let turns = TURNS.iter().filter_map(|name| inner.token_to_id(name)).filter(|id| control.contains(id));
+        let ends: Vec<u32> = eos.into_iter().chain(turns).collect();
         // Files of the older kind and those of Llama 3 do not say, and mean yes.
         let silent =
             kind == "llama" || matches!(file.string("tokenizer.ggml.pre")?, Some("llama-bpe" | "llama3"));
         let adds_bos = file.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(silent);
         let name = |id: Option<u32>| id.and_then(|id| inner.id_to_token(id)).unwrap_or_default();
-        let source = file.string("tokenizer.chat_template")?;
         let (bos_token, eos_token) = (name(bos), name(ends.first().copied()));
         let template = source.map(|source| Template { source: source.to_string(), bos_token, eos_token });
         let mut plain = inner.clone();
@@ -138,6 +138,37 @@ impl Tokenizer {
     /// The tokens of a part of a text.
     pub fn encode_part(&self, text: &str) -> Result<Vec<u32>> {
         ids(&self.inner, text)
+    }
+
+    /// The tokens of a rendered conversation: the template's control tokens as such, and what stands between
+    /// two of them in one piece, as it is encoded in a whole text.
+    fn encode_parts(&self, parts: &[Part]) -> Result<Vec<u32>> {
+        let names: Vec<(String, u32)> =
+            self.control.iter().filter_map(|id| Some((self.inner.id_to_token(*id)?, *id))).collect();
+        let (mut tokens, mut text) = (Vec::new(), String::new());
+        for part in parts {
+            let mut rest = match part {
+                Part::Message(message) => {
+                    text += message;
+                    continue;
+                }
+                Part::Template(template) => template.as_str(),
+            };
+            // The first, and of those that begin there the longest.
+            let next = |rest: &str| {
+                let found = names.iter().filter_map(|(name, id)| Some((rest.find(name)?, name.len(), *id)));
+                found.min_by_key(|(at, length, _)| (*at, std::cmp::Reverse(*length)))
+            };
+            while let Some((at, length, id)) = next(rest) {
+                text += &rest[..at];
+                tokens.extend(ids(&self.plain, &std::mem::take(&mut text))?);
+                tokens.push(id);
+                rest = &rest[at + length..];
+            }
+            text += rest;
+        }
+        tokens.extend(ids(&self.plain, &text)?);
+        Ok(tokens)
     }
 
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
@@ -165,26 +196,37 @@ impl Tokenizer {
             // As one text, as others encode it: words may go across what the template ends with.
             None => self.encode_part(&template.render(messages, answer)?)?,
             Some(control) => {
-                let mut tokens = Vec::new();
                 let parts = template.parts(messages, answer)?.with_context(|| {
                     let name = self.inner.id_to_token(control).unwrap_or_default();
                     format!(
                         "a message contains {name}, and the model's template changes messages: leave it out"
                     )
                 })?;
-                for part in parts {
-                    tokens.extend(match part {
-                        Part::Template(text) => self.encode_part(&text)?,
-                        Part::Message(text) => ids(&self.plain, &text)?,
-                    });
-                }
-                tokens
+                self.encode_parts(&parts)?
             }
         };
         // Most templates begin with it themselves.
         let bos = self.bos.filter(|bos| self.adds_bos && tokens.first() != Some(bos));
         Ok(bos.into_iter().chain(tokens).collect())
     }
+}
+
+/// Which tokens are no text: those that the file says, those that begin and end texts and turns, and those
+/// that the chat template writes in brackets, since old converters call all that was added defined by the
+/// user.
+fn control(tokens: &[String], kinds: &[i32], ends: [Option<u32>; 2], template: &str) -> HashSet<u32> {
+    let of_template = |token: &str| {
+        let brackets = [("<", ">"), ("[", "]")];
+        let bracketed =
+            brackets.iter().any(|(open, close)| token.starts_with(open) && token.ends_with(close));
+        bracketed && template.contains(token)
+    };
+    let is_control = |(kind, token): (&i32, &String)| {
+        *kind == 3 || *kind == 4 && (TURNS.contains(&token.as_str()) || of_template(token))
+    };
+    let marked =
+        (0..).zip(kinds.iter().zip(tokens)).filter(|(_, entry)| is_control(*entry)).map(|(id, _)| id);
+    marked.chain(ends.into_iter().flatten()).collect()
 }
 
 /// Turns tokens to text one by one; a character that is not complete waits for its rest.
@@ -226,8 +268,11 @@ impl Streaming<'_> {
     }
 }
 
-/// The tokens of a text.
+/// The tokens of a text; none of none, which some tokenizers would begin with a space.
 fn ids(tokenizer: &tokenizers::Tokenizer, text: &str) -> Result<Vec<u32>> {
+    if text.is_empty() {
+        return Ok(Vec::new());
+    }
     Ok(tokenizer.encode_fast(text, false).map_err(failed)?.get_ids().to_vec())
 }
 

@@ -208,6 +208,18 @@ fn files_that_are_empty_cut_or_foreign() {
             bytes.len()
         );
     }
+    let mut aligned = File::read(&original);
+    for zero in [Value::U32(0), Value::I32(0), Value::U16(0), Value::U8(0)] {
+        aligned.set("general.alignment", zero);
+        let refused = error(folder.path(), &aligned.bytes());
+        assert!(refused.contains("altered.gguf") && refused.contains("general.alignment"), "{refused}");
+    }
+    // A kind of blocks that nobody has made yet: the file may be as it should be.
+    let mut unknown = original.clone();
+    let kind = dimensions(&original, "blk.0.attn_q.weight") + 4 + 16;
+    unknown[kind..kind + 4].copy_from_slice(&999u32.to_le_bytes());
+    let refused = error(folder.path(), &unknown);
+    assert!(refused.contains("cannot read") && !refused.contains("again"), "{refused}");
     // All of the header is there: the first tensor that is cut is named.
     for kept in [original.len() - 1, original.len() / 2] {
         let error = error(folder.path(), &original[..kept]);
@@ -262,7 +274,7 @@ fn weights_that_are_no_numbers() {
         let gpu = Gpu::open(None)?;
         let small = |option| asked(16u32, option);
         let room = Room::new(&gpu, &shape, small("--chunk"), small("--chunk"), small("--context"))?;
-        Model::load(gpu, file, room, |_, _| {}).map(drop)
+        Model::load(gpu, file, shape, room, |_, _| {}).map(drop)
     };
     let original = tiny("llama.gguf");
     load(&original).unwrap();

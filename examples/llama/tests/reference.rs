@@ -5,6 +5,7 @@ use llama::gpu::Gpu;
 use llama::model::Model;
 use llama::room::Room;
 use llama::score::{Summary, read_and_score};
+use llama::shape::Shape;
 use llama::template::Message;
 use llama::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
@@ -65,7 +66,9 @@ fn losses_are_the_reference_losses() {
     let reference = reference();
     let (from, tokens) = (reference.nll_from_position, 320);
     let room = Room { tokens: 64, logits: 64, context: tokens as u32 };
-    let model = Model::load(Gpu::open(None).unwrap(), Gguf::open(&path).unwrap(), room, |_, _| {}).unwrap();
+    let mut file = Gguf::open(&path).unwrap();
+    let shape = Shape::of(&mut file).unwrap();
+    let model = Model::load(Gpu::open(None).unwrap(), file, shape, room, |_, _| {}).unwrap();
     let mut contexts: Vec<_> = ["16", "kivi4", "kivi2"]
         .into_iter()
         .map(|name| {

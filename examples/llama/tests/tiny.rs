@@ -7,6 +7,7 @@ use llama::gpu::Gpu;
 use llama::model::Model;
 use llama::room::Room;
 use llama::score::read_and_score;
+use llama::shape::Shape;
 use llama::tokenizer::Tokenizer;
 use std::path::Path;
 
@@ -21,13 +22,14 @@ fn check(name: &str) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/tiny");
     let reference = std::fs::read(folder.join(name).with_extension("json")).unwrap();
     let reference: Reference = serde_json::from_slice(&reference).unwrap();
-    let file = Gguf::open(&folder.join(name).with_extension("gguf")).unwrap();
+    let mut file = Gguf::open(&folder.join(name).with_extension("gguf")).unwrap();
+    let shape = Shape::of(&mut file).unwrap();
     let tokenizer = Tokenizer::new(&file).unwrap();
     assert_eq!(tokenizer.encode(&reference.text).unwrap(), reference.tokens);
     assert_eq!(tokenizer.decode(&reference.tokens).unwrap().trim_start(), reference.text);
 
     let room = Room { tokens: 32, logits: 32, context: reference.tokens.len() as u32 };
-    let model = Model::load(Gpu::open(None).unwrap(), file, room, |_, _| {}).unwrap();
+    let model = Model::load(Gpu::open(None).unwrap(), file, shape, room, |_, _| {}).unwrap();
     let sixteen: Format = "16".parse().unwrap();
     // Steps of many tokens and of one go through kernels of their own.
     for chunk in [32, 1] {

@@ -71,7 +71,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let opened = model.open()?;
     let room = opened.room(asked(READ, ""), asked(1u32, ""), asked(options.context, "--context"))?;
     let sequences = asked(options.conversations, "--conversations");
-    opened.check(room, std::slice::from_ref(&options.format), sequences)?;
+    opened.check(room, std::slice::from_ref(&options.format), sequences, "--format, --context")?;
     let (model, tokenizer) = opened.load(room)?;
     let config = options.format.apply(model.cache_config()).with_max_sequences(options.conversations);
     let context = model.context(&config)?;
@@ -94,8 +94,14 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let mut input = std::io::stdin().lock();
     let echo = !input.is_terminal();
     let mut line = Vec::new();
+    // What cannot be printed for another reason than that nobody reads does not end a chat.
+    let tell = |what: String| match show(format_args!("{what}")) {
+        Err(error) if is_closed_pipe(&error) => Err(error),
+        _ => Ok(()),
+    };
     loop {
-        show(format_args!("\n{}> ", chat.conversations[chat.current].name))?;
+        chat.interrupt.prompt();
+        tell(format!("\n{}> ", chat.conversations[chat.current].name))?;
         line.clear();
         if input.read_until(b'\n', &mut line)? == 0 {
             return Ok(());
@@ -107,7 +113,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
             Ok(Next::GoesOn) => {}
             Ok(Next::Ends) => return Ok(()),
             Err(error) if is_closed_pipe(&error) => return Err(error),
-            Err(error) => say!("{error:#}"),
+            Err(error) => tell(format!("{error:#}\n"))?,
         }
     }
 }
@@ -203,13 +209,12 @@ impl Chat {
         let (start, mut answer) = (Instant::now(), Vec::new());
         let (model, sampler, context) = (&self.model, &self.sampler, &mut self.context);
         let (sampling, limit, ends) = (self.sampling, self.limit, &self.tokenizer.ends[..]);
-        self.interrupt.answering(|stop| {
-            let request = Request { prompt: &wanted[common..], sampling, limit, ends, stop };
-            generate(model, sampler, context, sequence, request, |token| {
-                answer.push(token);
-                show(format_args!("{}", text.push(token)?))?;
-                Ok(true)
-            })
+        let stop = || self.interrupt.stops();
+        let request = Request { prompt: &wanted[common..], sampling, limit, ends, stop: &stop };
+        generate(model, sampler, context, sequence, request, |token| {
+            answer.push(token);
+            show(format_args!("{}", text.push(token)?))?;
+            Ok(true)
         })?;
         if answer.is_empty() {
             bail!("[stopped before the answer began; nothing was said]");
@@ -310,9 +315,10 @@ impl Chat {
         while self.conversations.iter().any(|c| c.name == conversation.name) {
             conversation.name.push('\'');
         }
-        say!("{} tokens loaded", conversation.tokens.len());
+        let tokens = conversation.tokens.len();
         self.conversations.push(conversation);
         self.current = self.conversations.len() - 1;
+        say!("{tokens} tokens loaded");
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use crate::commands::output::Output;
 use crate::commands::perplexity::{FROM, measure};
 use crate::commands::throughput::{positions, timings};
 use crate::commands::{READ, text};
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use indicatif::ProgressBar;
 use kivi_wgpu::CacheConfig;
 use kivi_wgpu::format::cache_bytes;
@@ -54,20 +54,20 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
         bail!("no prediction counts: --tokens must be more than {}", FROM + 1);
     }
     let formats: Vec<Format> = PARADIGMS.iter().map(|(_, format)| format.parse()).collect::<Result<_>>()?;
+    let depths = vec![0.1, 0.3, 0.5, 0.7, 0.9];
+    let grid = Grid::new(vec![options.needle], depths, options.trials.into()).context("--needle")?;
     let opened = model.open()?;
     let longest = options.tokens.max(options.needle);
     let chunk = |size: u32| asked(size, "--chunk");
     let context = (longest as u64).saturating_add(BESIDES + positions(options.steps));
     let context = asked(context, "--tokens or --needle with --steps");
     let room = opened.room(chunk(READ.max(options.chunk)), chunk(options.chunk), context)?;
-    opened.check(room, &formats, asked(2u32, "for sequences,"))?;
+    opened.check(room, &formats, asked(2u32, ""), "--chunk, --tokens, --needle")?;
     let all = text(&opened.tokenizer, None, longest)?;
     let (model, tokenizer) = opened.load(room)?;
     let (summaries, mut crowds) = measure(&model, &formats, &all[..options.tokens], options.chunk, FROM)?;
     let timings = timings(&model, &Sampler::new(&model)?, &mut crowds, options.steps)?;
 
-    let trials = options.trials.into();
-    let grid = Grid { lengths: vec![options.needle], depths: vec![0.1, 0.3, 0.5, 0.7, 0.9], trials };
     let bar = ProgressBar::new(grid.cost() * formats.len() as u64);
     let mut found = Vec::new();
     for format in &formats {
@@ -113,5 +113,5 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
             crowds[index].kernels()
         );
     }
-    options.output.publish("compare.md", &table)
+    options.output.publish(&[("compare.md", &table)], &table)
 }

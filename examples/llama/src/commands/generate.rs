@@ -3,7 +3,7 @@
 use crate::ModelOptions;
 use crate::commands::output::{say, show};
 use crate::commands::{READ, SamplingOptions, report};
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use llama::format::Format;
 use llama::generate::{Request, Sampler, generate};
 use llama::room::asked;
@@ -37,7 +37,7 @@ pub struct Options {
 pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let opened = model.open()?;
     let room = opened.room(asked(READ, ""), asked(1u32, ""), asked(options.context, "--context"))?;
-    opened.check(room, std::slice::from_ref(&options.format), asked(1u32, "for a sequence,"))?;
+    opened.check(room, std::slice::from_ref(&options.format), asked(1u32, ""), "--format, --context")?;
     let mut prompt = match &options.file {
         Some(path) => std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?,
         None => String::new(),
@@ -52,6 +52,13 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     } else {
         opened.tokenizer.conversation(&[Message { role: "user".into(), content: prompt }], true)?
     };
+    ensure!(!prompt.is_empty(), "there is nothing to go on from: the prompt is empty");
+    ensure!(
+        prompt.len() < room.context as usize,
+        "a prompt of {} tokens does not fit the context of {}: shorten it, or give --context more",
+        prompt.len(),
+        room.context
+    );
     let (model, tokenizer) = opened.load(room)?;
     let (mut context, sequence) = model.context_with_sequence(&options.format.apply(model.cache_config()))?;
     let sampler = Sampler::new(&model)?;

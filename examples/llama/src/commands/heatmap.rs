@@ -1,8 +1,8 @@
 //! `heatmap`: keys and values as the method sees them.
 
 use crate::ModelOptions;
-use crate::commands::output::{Output, say};
-use crate::commands::{READ, text};
+use crate::commands::output::Output;
+use crate::commands::{READ, text as read_text};
 use crate::pictures::{Panel, bitmaps};
 use anyhow::{Result, bail};
 use half::f16;
@@ -32,18 +32,18 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let room = opened.room(asked(READ, ""), asked(1u32, ""), tokens)?;
     // A window that holds all of them.
     let sixteen: Format = format!("16-w{}", options.tokens).parse()?;
-    opened.check(room, std::slice::from_ref(&sixteen), asked(1u32, "for a sequence,"))?;
-    let tokens = text(&opened.tokenizer, options.text.as_deref(), options.tokens as usize)?;
+    opened.check(room, std::slice::from_ref(&sixteen), asked(1u32, ""), "--tokens")?;
+    let tokens = read_text(&opened.tokenizer, options.text.as_deref(), options.tokens as usize)?;
     let last = opened.shape.layers - 1;
     let layers = if options.layers.is_empty() { vec![0, last / 2, last] } else { options.layers };
     if let Some(layer) = layers.iter().find(|layer| **layer > last) {
-        bail!("there is no layer {layer}; the last is {last}");
+        bail!("--layers {layer}: there is no such layer, the last is {last}");
     }
     let (model, _) = opened.load(room)?;
     let (mut context, sequence) = model.context_with_sequence(&sixteen.apply(model.cache_config()))?;
     let encoder = read(&model, &mut context, sequence, &tokens)?;
     model.gpu.submit(encoder);
-    let mut panels = Vec::new();
+    let (mut panels, mut text) = (Vec::new(), String::new());
     for layer in layers {
         let state = context.cache.submit_and_read_state_blocking(layer, sequence)?;
         let width = (model.shape.kv_heads * model.shape.head_dim) as usize;
@@ -52,7 +52,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
                 words.iter().flat_map(|&w| [w as u16, (w >> 16) as u16]).map(magnitude).collect();
             let rows: Vec<&[f64]> = values.chunks_exact(width).collect();
             let largest = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
-            say!("{}", outliers(what, layer, &rows));
+            text += &format!("{}\n", outliers(what, layer, &rows));
             // The square root shows what is small, too.
             let cells = rows.iter().map(|row| row.iter().map(|x| (x / largest).sqrt()).collect()).collect();
             panels.push(Panel { title: format!("|{what}| of layer {layer}, up to {largest:.1}"), cells });
@@ -60,7 +60,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     }
     let title = format!("{}: keys (after RoPE) and values of {} tokens", model.shape.name, options.tokens);
     let svg = bitmaps(&title, &panels, "channel, head after head", "token, from above")?;
-    options.output.picture("heatmap.svg", &svg)
+    options.output.publish(&[("heatmap.svg", &svg)], &text)
 }
 
 fn magnitude(bits: u16) -> f64 {

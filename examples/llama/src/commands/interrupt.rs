@@ -1,5 +1,6 @@
 //! Ctrl-C in a chat: it ends an answer; at the prompt it ends the chat only if it comes twice.
 
+use crate::commands::output::complain;
 use anyhow::Result;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -10,9 +11,9 @@ pub struct Interrupt(Arc<State>);
 
 #[derive(Default)]
 struct State {
-    /// Whether an answer is being written.
-    answering: AtomicBool,
-    /// Whether it should end.
+    /// Whether a line is being answered, from when it was read to the next prompt.
+    busy: AtomicBool,
+    /// Whether what is written should end.
     stop: AtomicBool,
     /// Whether Ctrl-C has come at this prompt already.
     warned: AtomicBool,
@@ -35,30 +36,32 @@ impl Interrupt {
     /// Ctrl-C has come; returns whether the chat ends.
     fn arrives(&self) -> bool {
         let state = &self.0;
-        if state.answering.load(SeqCst) {
+        if state.busy.load(SeqCst) {
             state.stop.store(true, SeqCst);
             return false;
         }
         if state.warned.swap(true, SeqCst) {
             return true;
         }
-        eprintln!("\n(Ctrl-C once more, or /quit, ends the chat)");
+        complain("\n(Ctrl-C once more, or /quit, ends the chat)");
         false
     }
 
-    /// A line has been read: the next Ctrl-C is a first one again.
-    pub fn line(&self) {
-        self.0.warned.store(false, SeqCst);
+    /// A line is awaited: Ctrl-C is meant for the chat.
+    pub fn prompt(&self) {
+        self.0.busy.store(false, SeqCst);
     }
 
-    /// Runs what writes an answer; it is given a question that is answered by yes once it should stop.
-    pub fn answering<T>(&self, write: impl FnOnce(&dyn Fn() -> bool) -> T) -> T {
-        let state = &self.0;
-        state.stop.store(false, SeqCst);
-        state.answering.store(true, SeqCst);
-        let written = write(&|| state.stop.load(SeqCst));
-        state.answering.store(false, SeqCst);
-        written
+    /// A line has been read: from now on Ctrl-C ends what answers it.
+    pub fn line(&self) {
+        self.0.warned.store(false, SeqCst);
+        self.0.stop.store(false, SeqCst);
+        self.0.busy.store(true, SeqCst);
+    }
+
+    /// Whether what is written should end.
+    pub fn stops(&self) -> bool {
+        self.0.stop.load(SeqCst)
     }
 }
 
@@ -69,15 +72,17 @@ mod tests {
     #[test]
     fn an_answer_ends_at_once_and_a_chat_at_the_second_time() {
         let interrupt = Interrupt::default();
-        interrupt.answering(|stop| {
-            assert!(!stop());
-            assert!(!interrupt.arrives());
-            assert!(stop());
-        });
+        interrupt.line();
+        assert!(!interrupt.stops());
+        // Twice in an answer is once.
+        assert!(!interrupt.arrives() && !interrupt.arrives());
+        assert!(interrupt.stops());
+        interrupt.prompt();
         assert!(!interrupt.arrives());
         interrupt.line();
+        assert!(!interrupt.stops());
+        interrupt.prompt();
         assert!(!interrupt.arrives());
         assert!(interrupt.arrives());
-        interrupt.answering(|stop| assert!(!stop()));
     }
 }

@@ -48,6 +48,13 @@ pub struct Grid {
 }
 
 impl Grid {
+    pub fn new(lengths: Vec<usize>, depths: Vec<f64>, trials: usize) -> Result<Grid> {
+        if depths.iter().any(|depth| !(0.0..=1.0).contains(depth)) || lengths.contains(&0) {
+            bail!("depths are parts of the text, from 0 to 1, and lengths are numbers of tokens, 1 or more");
+        }
+        Ok(Grid { lengths, depths, trials })
+    }
+
     pub fn longest(&self) -> usize {
         self.lengths.iter().copied().max().unwrap_or_default()
     }
@@ -65,15 +72,12 @@ pub const BESIDES: u64 = 96;
 const ANSWER: u32 = 10;
 
 pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
-    if options.depths.iter().any(|depth| !(0.0..=1.0).contains(depth)) || options.lengths.contains(&0) {
-        bail!("depths are parts of the text, from 0 to 1, and lengths are numbers of tokens");
-    }
-    let grid = Grid { lengths: options.lengths, depths: options.depths, trials: options.trials.into() };
+    let grid = Grid::new(options.lengths, options.depths, options.trials.into())?;
     let formats = Format::after_sixteen(&options.formats)?;
     let opened = model.open()?;
     let context = (grid.longest() as u64).saturating_add(BESIDES);
     let room = opened.room(asked(options.chunk, "--chunk"), asked(1u32, ""), asked(context, "--lengths"))?;
-    opened.check(room, &formats, asked(2u32, "for sequences,"))?;
+    opened.check(room, &formats, asked(2u32, ""), "--formats, --chunk, --lengths")?;
     let haystack = text(&opened.tokenizer, options.text.as_deref(), grid.longest())?;
     let (model, tokenizer) = opened.load(room)?;
     let bar = ProgressBar::new(grid.cost() * formats.len() as u64)
@@ -94,11 +98,10 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
         panels.push(Panel { title: format.name.clone(), cells });
     }
     bar.finish_and_clear();
-    options.output.publish("needle.md", &table)?;
     let lengths = grid.lengths.iter().map(usize::to_string).collect::<Vec<_>>();
     let depths = grid.depths.iter().map(|d| format!("{:.0} %", 100.0 * d)).collect::<Vec<_>>();
     let svg = heat_maps("Pass keys found, by length and depth", &panels, &lengths, &depths)?;
-    options.output.picture("needle.svg", &svg)
+    options.output.publish(&[("needle.md", &table), ("needle.svg", &svg)], &table)
 }
 
 /// How many keys were found, of all and of those that 16 bits find.

@@ -25,17 +25,35 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
         .any(|e| e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe))
 }
 
-/// Writes a file beside its place and renames it: whatever fails, what was there stays.
+/// Prints on stderr, or not where nobody reads.
+pub fn complain(what: &str) {
+    let _ = writeln!(std::io::stderr(), "{what}");
+}
+
+/// Writes a file beside its place and renames it: whatever fails, what was there stays. A file that is there
+/// keeps its permissions, and a link to it stays a link.
 pub fn write_file(path: &Path, content: &[u8]) -> Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let write = || -> std::io::Result<()> {
+        let known = std::fs::metadata(path).ok();
+        let path = if known.is_some() { path.canonicalize()? } else { path.to_path_buf() };
+        if known.as_ref().is_some_and(|known| !known.is_file()) {
+            return Err(std::io::Error::new(ErrorKind::InvalidInput, "something else than a file is there"));
+        }
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut builder = tempfile::Builder::new();
         builder.prefix(".").suffix(".new");
-        #[cfg(unix)]
-        {
-            // As any other file; the process's mask applies.
-            use std::os::unix::fs::PermissionsExt;
-            builder.permissions(std::fs::Permissions::from_mode(0o666));
+        match known {
+            Some(known) => {
+                builder.permissions(known.permissions());
+            }
+            #[cfg(unix)]
+            None => {
+                // As any other file; the process's mask applies.
+                use std::os::unix::fs::PermissionsExt;
+                builder.permissions(std::fs::Permissions::from_mode(0o666));
+            }
+            #[cfg(not(unix))]
+            None => {}
         }
         let mut file = builder.tempfile_in(folder)?;
         file.write_all(content)?;
@@ -69,18 +87,19 @@ impl Output {
         Ok(path)
     }
 
-    /// Saves a table, then prints it: neither is lost where the other fails.
-    pub fn publish(&self, name: &str, table: &str) -> Result<()> {
-        let saved = self.save(name, table);
-        let shown = show(format_args!("{table}"));
-        saved.and(shown)
-    }
-
-    /// Saves a picture, and says where it is.
-    pub fn picture(&self, name: &str, svg: &str) -> Result<()> {
-        let path = self.save(name, svg)?;
-        say!("\n{}", path.display());
-        Ok(())
+    /// Saves files, then prints a text and where the pictures are: nothing of it is lost where something
+    /// fails.
+    pub fn publish(&self, files: &[(&str, &str)], text: &str) -> Result<()> {
+        let saved: Vec<Result<PathBuf>> =
+            files.iter().map(|(name, content)| self.save(name, content)).collect();
+        let shown = show(format_args!("{text}"));
+        for path in saved {
+            let path = path?;
+            if path.extension().is_some_and(|extension| extension == "svg") && shown.is_ok() {
+                say!("\n{}", path.display());
+            }
+        }
+        shown
     }
 }
 
@@ -95,6 +114,19 @@ mod tests {
         write_file(&path, b"one").unwrap();
         write_file(&path, b"two").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"two");
+        // A file keeps its permissions, and a link stays one.
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+            let link = folder.path().join("link");
+            std::os::unix::fs::symlink(&path, &link).unwrap();
+            write_file(&link, b"two").unwrap();
+            assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+            assert!(link.symlink_metadata().unwrap().is_symlink());
+            std::fs::remove_file(link).unwrap();
+            assert!(write_file(Path::new("/dev/null"), b"two").is_err());
+        }
         // A folder stands where the file should.
         let blocked = folder.path().join("blocked");
         std::fs::create_dir_all(blocked.join("within")).unwrap();
