@@ -111,6 +111,7 @@ impl KvCache {
         options: &KvCacheOptions<'_>,
     ) -> Result<KvCache, Error> {
         let geometries = geometries(config, &device.limits())?;
+        geometries.iter().try_for_each(|g| check_limits(g, &device.limits()))?;
         let layouts = Arc::new(Layouts::new(device));
         let mut cache = Self::of_classes(device, queue, geometries, layouts.clone(), options).await?;
         for class in 0..cache.classes.len() {
@@ -167,7 +168,7 @@ impl KvCache {
         }
     }
 
-    /// Of classes that have not been tested yet.
+    /// Of classes that the device has limits for, and that have not been tested yet.
     async fn of_classes(
         device: &wgpu::Device,
         queue: &wgpu::Queue,
@@ -175,9 +176,6 @@ impl KvCache {
         layouts: Arc<Layouts>,
         options: &KvCacheOptions<'_>,
     ) -> Result<KvCache, Error> {
-        for g in &geometries {
-            check_limits(g, &device.limits())?;
-        }
         let places = Geometry::places(&geometries);
         let failing = Arc::<(AtomicU64, AtomicU64)>::default();
         let id = CacheId::unique();

@@ -6,6 +6,7 @@ mod faults;
 mod inputs;
 mod layers;
 mod life;
+mod logits;
 mod numbers;
 mod programs;
 mod real_data;

@@ -37,7 +37,7 @@ impl Gguf {
         let content = Content::read(&mut file).map_err(|error| {
             // What is only unknown is as it should be.
             let error = anyhow::Error::from(error);
-            let unknown = ["unknown dtype", "unsupported", "not supported"];
+            let unknown = ["unknown dtype", "unsupported"];
             let why = match unknown.iter().any(|what| error.to_string().contains(what)) {
                 true => "a kind of file or of tensor that this example cannot read",
                 false => "this is no GGUF file, or its header was cut or altered: fetch it again",
@@ -266,19 +266,21 @@ fn check_alignment(file: &mut BufReader<File>) -> Result<()> {
     let mut header = Vec::new();
     file.by_ref().take(32 << 20).read_to_end(&mut header)?;
     file.rewind()?;
-    if let Some(at) = header.windows(key.len()).position(|bytes| bytes == key.as_bytes()) {
+    let length = key.len() as u32;
+    for at in (0..header.len()).filter(|at| header[*at..].starts_with(key.as_bytes())) {
+        // A key follows its length, in 8 bytes, or 4 in the oldest files.
+        let is_key = header[..at].ends_with(&u64::from(length).to_le_bytes())
+            || header[..at].ends_with(&length.to_le_bytes());
         // Its type in 4 bytes, its value in 1, 2 or 4.
         let entry = &header[at + key.len()..];
-        let zero = match entry.first() {
+        let value = match entry.first() {
             Some(0 | 1) => entry.get(4..5),
             Some(2 | 3) => entry.get(4..6),
             Some(4 | 5) => entry.get(4..8),
             _ => None,
         };
-        ensure!(
-            zero.is_none_or(|value| value.iter().any(|byte| *byte != 0)),
-            "{key} = 0: fetch the file again"
-        );
+        let zero = value.is_some_and(|value| value.iter().all(|byte| *byte == 0));
+        ensure!(!(is_key && zero), "{key} = 0: fetch the file again");
     }
     Ok(())
 }

@@ -6,6 +6,9 @@
 //! - [`model`]: weights and kernels, and the recording of a step.
 //! - [`generate`]: prompts, sampling, the loop of decoding. [`score`]: losses and divergences of texts.
 
+use std::fmt::Arguments;
+use std::io::Write;
+
 pub mod format;
 pub mod generate;
 pub mod gguf;
@@ -18,3 +21,8 @@ pub mod score;
 pub mod shape;
 pub mod template;
 pub mod tokenizer;
+
+/// Prints on stderr, or not where nobody reads.
+pub fn complain(what: Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{what}");
+}

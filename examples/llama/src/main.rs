@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     let Arguments { model, command } = Arguments::parse();
     match run(&model, command) {
         Err(error) if !commands::output::is_closed_pipe(&error) => {
-            commands::output::complain(&format!("{error:#}"));
+            llama::complain(format_args!("{error:#}"));
             ExitCode::FAILURE
         }
         // Who has read enough closes the pipe.
@@ -132,8 +132,8 @@ impl Opened {
                 let Asked { size, option } = sequences;
                 let options = if option.is_empty() { options.into() } else { format!("{option}, {options}") };
                 format!(
-                    "{options}: no cache in the format {} has room for {context} positions, {tokens} tokens in a \
-                     step, and {size} sequences",
+                    "{options}: a cache in the format {} for {context} positions, {tokens} tokens in a step and \
+                     {size} sequences cannot be made",
                     format.name
                 )
             })?;

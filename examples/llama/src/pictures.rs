@@ -1,6 +1,6 @@
 //! SVG pictures, by plotters.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use plotters::element::BitMapElement;
 use plotters::prelude::*;
 
@@ -96,13 +96,18 @@ pub fn bitmaps(title: &str, panels: &[Panel], x: &str, y: &str) -> Result<String
     Ok(svg.replace("data:png;base64", "data:image/png;base64"))
 }
 
-/// Named points: x is linear, y logarithmic.
+/// Named points: x is linear, y logarithmic. Those that are nowhere are left out.
 pub fn points(title: &str, x: &str, y: &str, points: &[(String, f64, f64)]) -> Result<String> {
+    let points: Vec<_> = points.iter().filter(|(_, x, y)| x.is_finite() && y.is_finite()).collect();
+    ensure!(!points.is_empty(), "there is nothing to draw: no number is finite");
     let mut svg = String::new();
     let root = SVGBackend::with_string(&mut svg, (900, 560)).into_drawing_area();
     root.fill(&WHITE)?;
     let ends = |of: fn(&(String, f64, f64)) -> f64| {
-        points.iter().map(of).fold((f64::MAX, f64::MIN), |(low, high), v| (low.min(v), high.max(v)))
+        points
+            .iter()
+            .map(|point| of(point))
+            .fold((f64::MAX, f64::MIN), |(low, high), v| (low.min(v), high.max(v)))
     };
     let ((left, right), (low, high)) = (ends(|p| p.1), ends(|p| p.2.max(1e-5)));
     let mut chart = ChartBuilder::on(&root)

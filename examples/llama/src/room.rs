@@ -1,11 +1,10 @@
 //! How large a model's buffers are: what options of the command line ask for, checked against the device and
 //! the model before weights are loaded.
 
+use crate::complain;
 use crate::gpu::Gpu;
 use crate::shape::Shape;
 use anyhow::{Result, ensure};
-use std::fmt::Arguments;
-use std::io::Write;
 
 /// What buffers are made for.
 #[derive(Debug, Clone, Copy)]
@@ -40,11 +39,6 @@ impl Asked {
     }
 }
 
-/// Says something on stderr, or not where nobody reads.
-fn say(what: Arguments<'_>) {
-    let _ = writeln!(std::io::stderr(), "{what}");
-}
-
 impl Room {
     /// For these sizes; a context of 0 is that which the model was trained for, or what the device has room
     /// for.
@@ -60,7 +54,7 @@ impl Room {
         let trained = u64::from(shape.context);
         let context = match context.size {
             0 if trained > positions => {
-                say(format_args!(
+                complain(format_args!(
                     "the model was trained for {trained} tokens; there is room for {positions}"
                 ));
                 positions as u32
@@ -69,7 +63,9 @@ impl Room {
             size => {
                 let context = context.within(positions, "positions of a sequence")?;
                 if size > trained {
-                    say(format_args!("the model was trained for {trained} tokens, this asks for {size}"));
+                    complain(format_args!(
+                        "the model was trained for {trained} tokens, this asks for {size}"
+                    ));
                 }
                 context
             }

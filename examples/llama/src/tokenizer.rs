@@ -19,10 +19,12 @@ const TURNS: [&str; 6] =
 /// A vocabulary and what belongs to it.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// The same, to which control tokens in a text are text.
+    /// The same, to which control tokens and marks in a text are text.
     plain: tokenizers::Tokenizer,
     /// Tokens that are no text.
     control: HashSet<u32>,
+    /// Tokens that are text in what the model writes, and not in what it is told: the chat template's.
+    marks: HashSet<u32>,
     template: Option<Template>,
     bos: Option<u32>,
     adds_bos: bool,
@@ -97,22 +99,24 @@ impl Tokenizer {
         let id = |key: &str| file.whole(key, 0..=last);
         let (bos, eos) = (id("tokenizer.ggml.bos_token_id")?, id("tokenizer.ggml.eos_token_id")?);
         let source = file.string("tokenizer.chat_template")?;
-        let control = control(&tokens, &kinds, [bos, eos], source.unwrap_or_default());
-        let added: Vec<Value> = kinds
-            .iter()
-            .zip(&tokens)
-            .enumerate()
-            // 3: control, 4: defined by the user.
-            .filter(|(_, (kind, _))| matches!(kind, 3 | 4))
-            .map(|(id, (_, token))| (id, control.contains(&(id as u32)), token))
-            .map(|(id, special, content)| {
-                json!({ "id": id, "content": content, "special": special, "normalized": false,
-                        "single_word": false, "lstrip": false, "rstrip": false })
-            })
-            .collect();
-        let description = json!({ "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
+        let control = control(&tokens, &kinds, [bos, eos]);
+        let marks = marks(&tokens, &kinds, source.unwrap_or_default());
+        let mut description = json!({ "version": "1.0", "truncation": null, "padding": null,
             "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": decoder, "model": model });
-        let inner = tokenizers::Tokenizer::from_bytes(serde_json::to_vec(&description)?).map_err(failed)?;
+        let mut build = |special: &dyn Fn(u32) -> bool| {
+            // 3: control, 4: defined by the user.
+            let added =
+                (0u32..).zip(kinds.iter().zip(&tokens)).filter(|(_, (kind, _))| matches!(kind, 3 | 4));
+            let added = added.map(|(id, (_, content))| {
+                json!({ "id": id, "content": content, "special": special(id), "normalized": false,
+                        "single_word": false, "lstrip": false, "rstrip": false })
+            });
+            description["added_tokens"] = added.collect();
+            tokenizers::Tokenizer::from_bytes(serde_json::to_vec(&description)?).map_err(failed)
+        };
+        let inner = build(&|id| control.contains(&id))?;
+        let mut plain = build(&|id| control.contains(&id) || marks.contains(&id))?;
+        plain.set_encode_special_tokens(true);
 
         // Turns end with these in the models that have them, whatever the file calls the end of a text.
         let turns = TURNS.iter().filter_map(|name| inner.token_to_id(name)).filter(|id| control.contains(id));
@@ -124,9 +128,7 @@ impl Tokenizer {
         let name = |id: Option<u32>| id.and_then(|id| inner.id_to_token(id)).unwrap_or_default();
         let (bos_token, eos_token) = (name(bos), name(ends.first().copied()));
         let template = source.map(|source| Template { source: source.to_string(), bos_token, eos_token });
-        let mut plain = inner.clone();
-        plain.set_encode_special_tokens(true);
-        Ok(Tokenizer { inner, plain, control, template, bos, adds_bos, ends })
+        Ok(Tokenizer { inner, plain, control, marks, template, bos, adds_bos, ends })
     }
 
     /// The tokens of a text, special ones by their names; with the token that begins a text if the model wants it.
@@ -143,8 +145,9 @@ impl Tokenizer {
     /// The tokens of a rendered conversation: the template's control tokens as such, and what stands between
     /// two of them in one piece, as it is encoded in a whole text.
     fn encode_parts(&self, parts: &[Part]) -> Result<Vec<u32>> {
-        let names: Vec<(String, u32)> =
-            self.control.iter().filter_map(|id| Some((self.inner.id_to_token(*id)?, *id))).collect();
+        let named = self.control.iter().chain(&self.marks);
+        let named = named.filter_map(|id| Some((self.inner.id_to_token(*id)?, *id)));
+        let names: Vec<(String, u32)> = named.filter(|(name, _)| !name.is_empty()).collect();
         let (mut tokens, mut text) = (Vec::new(), String::new());
         for part in parts {
             let mut rest = match part {
@@ -187,11 +190,11 @@ impl Tokenizer {
     /// ends a turn or begins another by writing so.
     pub fn conversation(&self, messages: &[Message], answer: bool) -> Result<Vec<u32>> {
         let template = self.template.as_ref().context("the file has no chat template")?;
-        let mut control = None;
-        for message in messages {
-            let tokens = self.encode_part(&message.content)?;
-            control = control.or_else(|| tokens.into_iter().find(|token| self.control.contains(token)));
-        }
+        let control = messages.iter().find_map(|message| {
+            let told = message.role != "assistant";
+            let is_control = |token: &u32| self.control.contains(token) || told && self.marks.contains(token);
+            self.encode_part(&message.content).ok()?.into_iter().find(is_control)
+        });
         let tokens = match control {
             // As one text, as others encode it: words may go across what the template ends with.
             None => self.encode_part(&template.render(messages, answer)?)?,
@@ -211,22 +214,24 @@ impl Tokenizer {
     }
 }
 
-/// Which tokens are no text: those that the file says, those that begin and end texts and turns, and those
-/// that the chat template writes in brackets, since old converters call all that was added defined by the
-/// user.
-fn control(tokens: &[String], kinds: &[i32], ends: [Option<u32>; 2], template: &str) -> HashSet<u32> {
-    let of_template = |token: &str| {
+/// Which tokens are no text: those that the file says, and those that begin and end texts and turns. Old
+/// converters call all that was added defined by the user.
+fn control(tokens: &[String], kinds: &[i32], ends: [Option<u32>; 2]) -> HashSet<u32> {
+    let is_control =
+        |(kind, token): (&i32, &String)| *kind == 3 || *kind == 4 && TURNS.contains(&token.as_str());
+    let told = (0..).zip(kinds.iter().zip(tokens)).filter(|(_, entry)| is_control(*entry)).map(|(id, _)| id);
+    told.chain(ends.into_iter().flatten()).collect()
+}
+
+/// Which tokens defined by the user the chat template writes in brackets: `<think>` and the like.
+fn marks(tokens: &[String], kinds: &[i32], template: &str) -> HashSet<u32> {
+    let bracketed = |token: &str| {
         let brackets = [("<", ">"), ("[", "]")];
-        let bracketed =
-            brackets.iter().any(|(open, close)| token.starts_with(open) && token.ends_with(close));
-        bracketed && template.contains(token)
+        brackets.iter().any(|(open, close)| token.starts_with(open) && token.ends_with(close))
     };
-    let is_control = |(kind, token): (&i32, &String)| {
-        *kind == 3 || *kind == 4 && (TURNS.contains(&token.as_str()) || of_template(token))
-    };
-    let marked =
-        (0..).zip(kinds.iter().zip(tokens)).filter(|(_, entry)| is_control(*entry)).map(|(id, _)| id);
-    marked.chain(ends.into_iter().flatten()).collect()
+    let is_mark = |kind: i32, token: &str| kind == 4 && bracketed(token) && template.contains(token);
+    let entries = (0..).zip(kinds.iter().zip(tokens));
+    entries.filter(|(_, (kind, token))| is_mark(**kind, token)).map(|(id, _)| id).collect()
 }
 
 /// Turns tokens to text one by one; a character that is not complete waits for its rest.

@@ -214,6 +214,11 @@ fn files_that_are_empty_cut_or_foreign() {
         let refused = error(folder.path(), &aligned.bytes());
         assert!(refused.contains("altered.gguf") && refused.contains("general.alignment"), "{refused}");
     }
+    // What is only called so is no alignment.
+    let mut called = File::read(&original);
+    called.set("general.name", Value::String("about general.alignment".into()));
+    called.set("a.general.alignment", Value::U32(0));
+    assert_eq!(error(folder.path(), &called.bytes()), "no error");
     // A kind of blocks that nobody has made yet: the file may be as it should be.
     let mut unknown = original.clone();
     let kind = dimensions(&original, "blk.0.attn_q.weight") + 4 + 16;

@@ -3,7 +3,7 @@
 use crate::ModelOptions;
 use crate::commands::conversation::Conversation;
 use crate::commands::interrupt::Interrupt;
-use crate::commands::output::{is_closed_pipe, say, show};
+use crate::commands::output::{is_closed_pipe, say, show, tell};
 use crate::commands::{READ, SamplingOptions, report};
 use anyhow::{Context as _, Result, anyhow, bail};
 use kivi_wgpu::{Error, SequenceId};
@@ -94,14 +94,9 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let mut input = std::io::stdin().lock();
     let echo = !input.is_terminal();
     let mut line = Vec::new();
-    // What cannot be printed for another reason than that nobody reads does not end a chat.
-    let tell = |what: String| match show(format_args!("{what}")) {
-        Err(error) if is_closed_pipe(&error) => Err(error),
-        _ => Ok(()),
-    };
     loop {
         chat.interrupt.prompt();
-        tell(format!("\n{}> ", chat.conversations[chat.current].name))?;
+        tell(format_args!("\n{}> ", chat.conversations[chat.current].name))?;
         line.clear();
         if input.read_until(b'\n', &mut line)? == 0 {
             return Ok(());
@@ -113,7 +108,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
             Ok(Next::GoesOn) => {}
             Ok(Next::Ends) => return Ok(()),
             Err(error) if is_closed_pipe(&error) => return Err(error),
-            Err(error) => tell(format!("{error:#}\n"))?,
+            Err(error) => tell(format_args!("{error:#}\n"))?,
         }
     }
 }
@@ -122,7 +117,7 @@ impl Chat {
     /// Does what a line says.
     fn line(&mut self, line: &[u8], echo: bool) -> Result<Next> {
         if echo {
-            say!("{}", String::from_utf8_lossy(line).trim_end());
+            tell(format_args!("{}\n", String::from_utf8_lossy(line).trim_end()))?;
         }
         let line = std::str::from_utf8(line).context("the line is not UTF-8, and nothing was said")?.trim();
         let (command, argument) = line.split_once(' ').unwrap_or((line, ""));

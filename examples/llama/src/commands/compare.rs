@@ -62,8 +62,8 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let context = (longest as u64).saturating_add(BESIDES + positions(options.steps));
     let context = asked(context, "--tokens or --needle with --steps");
     let room = opened.room(chunk(READ.max(options.chunk)), chunk(options.chunk), context)?;
-    opened.check(room, &formats, asked(2u32, ""), "--chunk, --tokens, --needle")?;
-    let all = text(&opened.tokenizer, None, longest)?;
+    opened.check(room, &formats, asked(2u32, ""), "--chunk, --tokens, --needle, --steps")?;
+    let all = text(&opened.tokenizer, None, longest, "--tokens or --needle")?;
     let (model, tokenizer) = opened.load(room)?;
     let (summaries, mut crowds) = measure(&model, &formats, &all[..options.tokens], options.chunk, FROM)?;
     let timings = timings(&model, &Sampler::new(&model)?, &mut crowds, options.steps)?;
@@ -113,5 +113,5 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
             crowds[index].kernels()
         );
     }
-    options.output.publish(&[("compare.md", &table)], &table)
+    options.output.publish("compare", &table, None::<fn() -> Result<String>>)
 }

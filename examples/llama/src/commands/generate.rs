@@ -54,7 +54,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     };
     ensure!(!prompt.is_empty(), "there is nothing to go on from: the prompt is empty");
     ensure!(
-        prompt.len() < room.context as usize,
+        prompt.len() <= room.context as usize,
         "a prompt of {} tokens does not fit the context of {}: shorten it, or give --context more",
         prompt.len(),
         room.context

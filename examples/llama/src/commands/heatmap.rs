@@ -33,7 +33,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     // A window that holds all of them.
     let sixteen: Format = format!("16-w{}", options.tokens).parse()?;
     opened.check(room, std::slice::from_ref(&sixteen), asked(1u32, ""), "--tokens")?;
-    let tokens = read_text(&opened.tokenizer, options.text.as_deref(), options.tokens as usize)?;
+    let tokens = read_text(&opened.tokenizer, options.text.as_deref(), options.tokens as usize, "--tokens")?;
     let last = opened.shape.layers - 1;
     let layers = if options.layers.is_empty() { vec![0, last / 2, last] } else { options.layers };
     if let Some(layer) = layers.iter().find(|layer| **layer > last) {
@@ -59,8 +59,8 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
         }
     }
     let title = format!("{}: keys (after RoPE) and values of {} tokens", model.shape.name, options.tokens);
-    let svg = bitmaps(&title, &panels, "channel, head after head", "token, from above")?;
-    options.output.publish(&[("heatmap.svg", &svg)], &text)
+    let draw = || bitmaps(&title, &panels, "channel, head after head", "token, from above");
+    options.output.publish("heatmap", &text, Some(draw))
 }
 
 fn magnitude(bits: u16) -> f64 {

@@ -1,9 +1,10 @@
-//! Ctrl-C in a chat: it ends an answer; at the prompt it ends the chat only if it comes twice.
+//! Ctrl-C in a chat: it ends an answer; it ends the chat only if it comes twice at the prompt, or three times
+//! where what was asked for does not end.
 
-use crate::commands::output::complain;
 use anyhow::Result;
+use llama::complain;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
 /// What has been asked for by Ctrl-C.
 #[derive(Clone, Default)]
@@ -13,8 +14,8 @@ pub struct Interrupt(Arc<State>);
 struct State {
     /// Whether a line is being answered, from when it was read to the next prompt.
     busy: AtomicBool,
-    /// Whether what is written should end.
-    stop: AtomicBool,
+    /// How often what is written has been asked to end.
+    stops: AtomicU32,
     /// Whether Ctrl-C has come at this prompt already.
     warned: AtomicBool,
 }
@@ -37,31 +38,34 @@ impl Interrupt {
     fn arrives(&self) -> bool {
         let state = &self.0;
         if state.busy.load(SeqCst) {
-            state.stop.store(true, SeqCst);
-            return false;
+            let before = state.stops.fetch_add(1, SeqCst);
+            if before == 1 {
+                complain(format_args!("\n(this has not ended yet: Ctrl-C once more ends the chat)"));
+            }
+            return before >= 2;
         }
         if state.warned.swap(true, SeqCst) {
             return true;
         }
-        complain("\n(Ctrl-C once more, or /quit, ends the chat)");
+        complain(format_args!("\n(Ctrl-C once more, or /quit, ends the chat)"));
         false
     }
 
     /// A line is awaited: Ctrl-C is meant for the chat.
     pub fn prompt(&self) {
+        self.0.warned.store(false, SeqCst);
         self.0.busy.store(false, SeqCst);
     }
 
     /// A line has been read: from now on Ctrl-C ends what answers it.
     pub fn line(&self) {
-        self.0.warned.store(false, SeqCst);
-        self.0.stop.store(false, SeqCst);
+        self.0.stops.store(0, SeqCst);
         self.0.busy.store(true, SeqCst);
     }
 
     /// Whether what is written should end.
     pub fn stops(&self) -> bool {
-        self.0.stop.load(SeqCst)
+        self.0.stops.load(SeqCst) > 0
     }
 }
 
@@ -83,6 +87,10 @@ mod tests {
         assert!(!interrupt.stops());
         interrupt.prompt();
         assert!(!interrupt.arrives());
+        assert!(interrupt.arrives());
+        // What does not end.
+        interrupt.line();
+        assert!(!interrupt.arrives() && !interrupt.arrives());
         assert!(interrupt.arrives());
     }
 }

@@ -59,15 +59,15 @@ impl SamplingOptions {
     }
 }
 
-/// The first `count` tokens of a file, or of a part of Jane Austen's Emma.
-pub fn text(tokenizer: &Tokenizer, path: Option<&Path>, count: usize) -> Result<Vec<u32>> {
+/// The first `count` tokens of a file, or of a part of Jane Austen's Emma; `option` asks for so many.
+pub fn text(tokenizer: &Tokenizer, path: Option<&Path>, count: usize, option: &str) -> Result<Vec<u32>> {
     let text = match path {
         Some(path) => std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?,
         None => include_str!("../../../../tests/data/emma_long.txt").to_string(),
     };
     let mut tokens = tokenizer.encode(&text)?;
     if tokens.len() < count {
-        bail!("the text has only {} tokens, {count} are wanted", tokens.len());
+        bail!("{option} asks for {count} tokens of a text that has only {}", tokens.len());
     }
     tokens.truncate(count);
     Ok(tokens)

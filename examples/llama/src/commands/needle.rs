@@ -49,8 +49,11 @@ pub struct Grid {
 
 impl Grid {
     pub fn new(lengths: Vec<usize>, depths: Vec<f64>, trials: usize) -> Result<Grid> {
-        if depths.iter().any(|depth| !(0.0..=1.0).contains(depth)) || lengths.contains(&0) {
-            bail!("depths are parts of the text, from 0 to 1, and lengths are numbers of tokens, 1 or more");
+        if let Some(depth) = depths.iter().find(|depth| !(0.0..=1.0).contains(*depth)) {
+            bail!("{depth} is no part of a text that a key can stand after: 0 to 1");
+        }
+        if lengths.contains(&0) {
+            bail!("no key can be hidden in a text of 0 tokens: 1 or more");
         }
         Ok(Grid { lengths, depths, trials })
     }
@@ -78,7 +81,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let context = (grid.longest() as u64).saturating_add(BESIDES);
     let room = opened.room(asked(options.chunk, "--chunk"), asked(1u32, ""), asked(context, "--lengths"))?;
     opened.check(room, &formats, asked(2u32, ""), "--formats, --chunk, --lengths")?;
-    let haystack = text(&opened.tokenizer, options.text.as_deref(), grid.longest())?;
+    let haystack = text(&opened.tokenizer, options.text.as_deref(), grid.longest(), "--lengths")?;
     let (model, tokenizer) = opened.load(room)?;
     let bar = ProgressBar::new(grid.cost() * formats.len() as u64)
         .with_style(ProgressStyle::with_template("{bar:40} {pos}/{len} tokens, {eta} left")?);
@@ -100,8 +103,8 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     bar.finish_and_clear();
     let lengths = grid.lengths.iter().map(usize::to_string).collect::<Vec<_>>();
     let depths = grid.depths.iter().map(|d| format!("{:.0} %", 100.0 * d)).collect::<Vec<_>>();
-    let svg = heat_maps("Pass keys found, by length and depth", &panels, &lengths, &depths)?;
-    options.output.publish(&[("needle.md", &table), ("needle.svg", &svg)], &table)
+    let draw = || heat_maps("Pass keys found, by length and depth", &panels, &lengths, &depths);
+    options.output.publish("needle", &table, Some(draw))
 }
 
 /// How many keys were found, of all and of those that 16 bits find.

@@ -1,6 +1,7 @@
 //! What commands print and save: a pipe that is closed is no error, and a file is there whole or as it was.
 
 use anyhow::{Context as _, Result};
+use llama::complain;
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -25,9 +26,15 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
         .any(|e| e.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe))
 }
 
-/// Prints on stderr, or not where nobody reads.
-pub fn complain(what: &str) {
-    let _ = writeln!(std::io::stderr(), "{what}");
+/// Prints in a talk, which goes on where this fails for another reason than that nobody reads.
+pub fn tell(what: Arguments<'_>) -> Result<()> {
+    match show(what) {
+        Err(error) if !is_closed_pipe(&error) => {
+            complain(format_args!("{error:#}"));
+            Ok(())
+        }
+        other => other,
+    }
 }
 
 /// Writes a file beside its place and renames it: whatever fails, what was there stays. A file that is there
@@ -42,20 +49,16 @@ pub fn write_file(path: &Path, content: &[u8]) -> Result<()> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut builder = tempfile::Builder::new();
         builder.prefix(".").suffix(".new");
-        match known {
-            Some(known) => {
-                builder.permissions(known.permissions());
-            }
-            #[cfg(unix)]
-            None => {
-                // As any other file; the process's mask applies.
-                use std::os::unix::fs::PermissionsExt;
-                builder.permissions(std::fs::Permissions::from_mode(0o666));
-            }
-            #[cfg(not(unix))]
-            None => {}
+        #[cfg(unix)]
+        {
+            // As any other file; the process's mask applies.
+            use std::os::unix::fs::PermissionsExt;
+            builder.permissions(std::fs::Permissions::from_mode(0o666));
         }
         let mut file = builder.tempfile_in(folder)?;
+        if let Some(known) = known {
+            file.as_file().set_permissions(known.permissions())?;
+        }
         file.write_all(content)?;
         file.as_file().sync_all()?;
         file.persist(path)?;
@@ -87,17 +90,22 @@ impl Output {
         Ok(path)
     }
 
-    /// Saves files, then prints a text and where the pictures are: nothing of it is lost where something
-    /// fails.
-    pub fn publish(&self, files: &[(&str, &str)], text: &str) -> Result<()> {
-        let saved: Vec<Result<PathBuf>> =
-            files.iter().map(|(name, content)| self.save(name, content)).collect();
-        let shown = show(format_args!("{text}"));
-        for path in saved {
-            let path = path?;
-            if path.extension().is_some_and(|extension| extension == "svg") && shown.is_ok() {
-                say!("\n{}", path.display());
-            }
+    /// Saves a table, prints it, and saves a picture beside it and says where: nothing of it is lost where
+    /// something else fails.
+    pub fn publish(
+        &self,
+        name: &str,
+        table: &str,
+        picture: Option<impl FnOnce() -> Result<String>>,
+    ) -> Result<()> {
+        let saved = self.save(&format!("{name}.md"), table);
+        let drawn = picture.map(|draw| self.save(&format!("{name}.svg"), &draw()?)).transpose();
+        let shown = show(format_args!("{table}"));
+        saved?;
+        if let Some(path) = drawn?
+            && shown.is_ok()
+        {
+            say!("\n{}", path.display());
         }
         shown
     }
@@ -118,14 +126,18 @@ mod tests {
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o664)).unwrap();
             let link = folder.path().join("link");
             std::os::unix::fs::symlink(&path, &link).unwrap();
             write_file(&link, b"two").unwrap();
-            assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+            assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o664);
             assert!(link.symlink_metadata().unwrap().is_symlink());
             std::fs::remove_file(link).unwrap();
-            assert!(write_file(Path::new("/dev/null"), b"two").is_err());
+            let socket = folder.path().join("socket");
+            let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+            let refused = write_file(&socket, b"two").unwrap_err();
+            assert!(format!("{refused:#}").contains("something else than a file"), "{refused:#}");
+            std::fs::remove_file(socket).unwrap();
         }
         // A folder stands where the file should.
         let blocked = folder.path().join("blocked");

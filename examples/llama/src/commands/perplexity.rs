@@ -47,7 +47,7 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     let chunk = asked(options.chunk, "--chunk");
     let room = opened.room(chunk, chunk, asked(options.tokens, "--tokens"))?;
     opened.check(room, &formats, asked(1u32, ""), "--formats, --chunk, --tokens")?;
-    let tokens = text(&opened.tokenizer, options.text.as_deref(), options.tokens)?;
+    let tokens = text(&opened.tokenizer, options.text.as_deref(), options.tokens, "--tokens")?;
     let (model, _) = opened.load(room)?;
     let (summaries, _) = measure(&model, &formats, &tokens, options.chunk, options.from)?;
     let mut table = format!(
@@ -78,13 +78,11 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
         );
         points.push((format.name.clone(), mib(bytes.content()), s.divergence));
     }
-    if points.len() < 2 {
-        return options.output.publish(&[("perplexity.md", &table)], &table);
-    }
     let title = format!("{}: loss against bytes, {} tokens", model.shape.name, tokens.len());
     let y = "mean KL divergence from the 16-bit cache, nats";
-    let svg = plot(&title, "MiB that hold the tokens, window and sinks included", y, &points[1..])?;
-    options.output.publish(&[("perplexity.md", &table), ("perplexity.svg", &svg)], &table)
+    let x = "MiB that hold the tokens, window and sinks included";
+    let draw = (points.len() > 1).then_some(|| plot(&title, x, y, &points[1..]));
+    options.output.publish("perplexity", &table, draw)
 }
 
 /// What each format loses on the tokens from position `from` on, and a sequence that holds them; the first is what the others are compared with.

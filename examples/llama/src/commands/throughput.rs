@@ -102,8 +102,8 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
         + positions(options.steps) * counts.len() as u64;
     let context = asked(context, "--context with --chunk and --steps");
     let room = opened.room(tokens, sequences, context)?;
-    opened.check(room, &options.formats, sequences, "--formats, --chunk, --context")?;
-    let tokens = text(&opened.tokenizer, options.text.as_deref(), options.context as usize)?;
+    opened.check(room, &options.formats, sequences, "--formats, --chunk, --context, --steps")?;
+    let tokens = text(&opened.tokenizer, options.text.as_deref(), options.context as usize, "--context")?;
     let (model, _) = opened.load(room)?;
     let sampler = Sampler::new(&model)?;
 
