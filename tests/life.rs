@@ -1,5 +1,6 @@
 //! The life of the oracle's cache: programs of every operation against the naive model, and snapshots.
 
+mod python;
 mod reference;
 
 use kivi_wgpu::oracle::{CpuCache, LayerInput};
@@ -290,12 +291,8 @@ fn cut_and_altered_files_are_refused() {
     assert_eq!(Snapshot::from_bytes(&newer), Err(Error::SnapshotVersion { found: 2, supported: 1 }));
 }
 
-/// A python with the decoder's packages, if there is one.
-fn python() -> Option<std::process::Command> {
-    let command = || std::process::Command::new(std::env::var("KIVI_PYTHON").unwrap_or("python3".into()));
-    let probe = command().args(["-c", "import numpy, safetensors"]).output();
-    probe.is_ok_and(|output| output.status.success()).then(command)
-}
+/// What the decoder imports.
+const PACKAGES: &str = "numpy, safetensors";
 
 /// What the decoder says of a layer: keys, then values.
 fn decoded(snapshot: &Snapshot, layer: u32) -> Vec<f32> {
@@ -303,7 +300,7 @@ fn decoded(snapshot: &Snapshot, layer: u32) -> Vec<f32> {
     let raw = file.with_extension("raw");
     std::fs::write(&file, snapshot.to_bytes().unwrap()).unwrap();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/decode_snapshot.py");
-    let mut python = python().unwrap();
+    let mut python = python::with(PACKAGES).unwrap();
     let output = python.arg(script).arg(&file).arg(layer.to_string()).arg(&raw).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let bytes = std::fs::read(&raw).unwrap();
@@ -313,7 +310,6 @@ fn decoded(snapshot: &Snapshot, layer: u32) -> Vec<f32> {
 /// `examples/decode_snapshot.py`, which knows the format only by its description, reads what the naive model holds, bit for bit.
 #[test]
 fn python_reads_snapshots() {
-    use std::io::Write;
     let config =
         CacheConfig::new(2, 2, 2, 24).with_group_size(32).with_value_group_size(16).with_sink_tokens(3);
     let config = config.with_residual_window(40).with_capacity(900).with_max_step(400);
@@ -332,11 +328,8 @@ fn python_reads_snapshots() {
         config.clone().with_formats(compact.with_rotation(), config.format.values),
     ];
     for (i, config) in others.into_iter().enumerate() {
-        if python().is_none() {
-            let _ = writeln!(
-                std::io::stderr(),
-                "skipped in python_reads_snapshots: python3 with numpy and safetensors"
-            );
+        if python::with(PACKAGES).is_none() {
+            python::skipped("python_reads_snapshots", PACKAGES);
             return;
         }
         let mut machine = Oracle::machine(&config);

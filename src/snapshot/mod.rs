@@ -8,9 +8,10 @@
 //! | `layers.l.blocks` | U32 | blocks, KV heads, words of a head's block |
 //! | `layers.l.window.keys`, `layers.l.window.values` | the window's | tokens, KV heads, head_dim |
 //!
-//! The metadata has one entry, `kivi_wgpu`: JSON with the format version, all of the configuration that affects the meaning of the words, the lengths, and
-//! the CRC-32 of the whole file with eight zeros in the place of the checksum. Equal states give equal bytes on every backend. `examples/decode_snapshot.py`
-//! reads a file with numpy.
+//! The metadata has one entry, `kivi_wgpu`: JSON with the format version, all of the configuration that
+//! affects the meaning of the words, the lengths, and the CRC-32 of the whole file with eight zeros in the
+//! place of the checksum. Equal states give equal bytes on every backend. `docs/format.md` is the whole
+//! description; `examples/decode_snapshot.py` reads a file with numpy.
 
 mod header;
 

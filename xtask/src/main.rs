@@ -85,7 +85,8 @@ fn test(mut args: Vec<String>) -> Result<(), String> {
     run(command.args(args))
 }
 
-/// A folder with what `examples/decode_snapshot.py` imports, for the test that runs it; without Python or its packages that test is skipped by name.
+/// A folder with what the scripts import that read and write files of saved sequences, for the tests that run
+/// them; without Python or its packages these tests are skipped by name.
 fn python_packages() -> Option<PathBuf> {
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
     let folder = std::env::current_dir().ok()?.join(target).join("python");
