@@ -10,7 +10,8 @@ const USAGE: &str = "\
 cargo xtask demo [OPTIONS OF THE QUICKSTART]   run examples/quickstart.rs
 cargo xtask test [OPTIONS] [FILTER]            run all tests of the library
   --llama                 those of examples/llama instead, with its model if it can be fetched
-  --adapter NAME          on the adapter with the index NAME, or the first whose name contains it (`cargo run --example adapters` lists them);
+  --adapter NAME          on the adapter with the index NAME, or the first whose name contains it (they are
+                          listed by `cargo run --example adapters`);
                           swiftshader is fetched from Debian's Chromium if need be
   --no-optional-features  on a device with WebGPU's defaults only
 cargo xtask model [FILE]                       fetch the model of examples/llama, or make FILE (GGUF, llama or qwen2) its model
