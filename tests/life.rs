@@ -12,6 +12,7 @@ use proptest::prelude::*;
 use reference::NaiveSequence;
 use reference::contents::Contents;
 use reference::program::{Executor, Machine, Op, Work, program};
+use reference::recorded::{self, Recorded};
 
 struct Oracle {
     cache: CpuCache,
@@ -390,4 +391,76 @@ fn the_first_version_of_the_format() {
     }
     assert!(file == known, "the bytes of a snapshot have changed: that needs a new format version");
     assert!(Snapshot::from_bytes(known).unwrap() == cache.save(id).unwrap());
+}
+
+struct Plain(CpuCache);
+
+impl Plain {
+    fn inputs(inputs: &[[Vec<f32>; 3]]) -> Vec<LayerInput<'_>> {
+        inputs.iter().map(|[k, v, q]| LayerInput { k, v, q, ..Default::default() }).collect()
+    }
+}
+
+impl Recorded for Plain {
+    fn create(&mut self) -> SequenceId {
+        self.0.create_sequence().unwrap()
+    }
+
+    fn remove(&mut self, id: SequenceId) {
+        self.0.remove_sequence(id).unwrap();
+    }
+
+    fn step(&mut self, steps: &[SequenceStep], inputs: &[[Vec<f32>; 3]]) -> Vec<Vec<f32>> {
+        let (_, outputs) = self.0.step(steps, &Plain::inputs(inputs)).unwrap();
+        // In f32: mathematical functions differ from one library to another in the last bit of an f64.
+        let single = |x: Vec<f64>| x.into_iter().map(|x| x as f32).collect();
+        outputs.into_iter().flat_map(|output| [single(output.out), single(output.lse)]).collect()
+    }
+
+    fn discarded_step(&mut self, steps: &[SequenceStep], inputs: &[[Vec<f32>; 3]]) {
+        let before = self.0.clone();
+        let (operation, _) = self.0.step(steps, &Plain::inputs(inputs)).unwrap();
+        self.0.discard(operation).unwrap();
+        self.0 = before;
+    }
+
+    fn truncate(&mut self, id: SequenceId, tokens: u32) {
+        self.0.truncate(id, tokens).unwrap();
+    }
+
+    fn fork(&mut self, id: SequenceId) -> SequenceId {
+        self.0.fork(id).unwrap().0
+    }
+
+    fn discarded_fork(&mut self, id: SequenceId) {
+        let (_, operation) = self.0.fork(id).unwrap();
+        self.0.discard(operation).unwrap();
+    }
+
+    fn reorder(&mut self, ids: &[SequenceId], parents: &[usize]) {
+        self.0.reorder(ids, parents).unwrap();
+    }
+
+    fn save(&mut self, id: SequenceId) -> Vec<u8> {
+        self.0.save(id).unwrap().to_bytes().unwrap()
+    }
+
+    fn load(&mut self, file: &[u8]) -> SequenceId {
+        self.0.load(&Snapshot::from_bytes(file).unwrap()).unwrap().0
+    }
+
+    fn shrink(&mut self) -> Operation {
+        self.0.shrink_to_fit()
+    }
+}
+
+#[test]
+fn the_recorded_program_gives_what_it_gave() {
+    let mut lines = Vec::new();
+    for (name, config) in recorded::configs() {
+        let (outputs, files) = recorded::run(&config, &mut Plain(CpuCache::new(&config).unwrap()));
+        lines.push(recorded::line(&format!("{name} files"), &files));
+        lines.push(recorded::line(&format!("{name} outputs"), &outputs));
+    }
+    recorded::check("recorded_oracle.txt", &lines);
 }

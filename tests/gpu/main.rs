@@ -10,6 +10,7 @@ mod logits;
 mod numbers;
 mod programs;
 mod real_data;
+mod recorded;
 #[path = "../reference/mod.rs"]
 mod reference;
 mod shaders;

@@ -20,6 +20,13 @@ pub fn new_cache(device: &wgpu::Device, queue: &wgpu::Queue, config: &CacheConfi
     KvCache::with_options_blocking(device, queue, config, &options)
 }
 
+/// The same with the kernels of a variant.
+pub fn new_cache_of(config: &CacheConfig, variant: Variant) -> Result<KvCache, Error> {
+    let (device, queue) = device();
+    let options = KvCacheOptions::default().with_variant(variant).with_self_test(SelfTest::Words);
+    KvCache::with_options_blocking(device, queue, config, &options)
+}
+
 /// A word that is NaN as f32, as two f16 and as two bf16.
 pub const POISON: u32 = 0x7fff_7fff;
 

@@ -4,6 +4,7 @@
 
 pub mod contents;
 pub mod program;
+pub mod recorded;
 
 use kivi_wgpu::format::{code, dequantize, enter, rotate, unrotate, unrotate_exactly, widen};
 use kivi_wgpu::{Axis, Bits, CacheConfig, Dtype, TensorFormat};
