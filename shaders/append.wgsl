@@ -10,6 +10,8 @@
 // | 1, 2 | host's keys and values | read |
 //
 // Grid: x, z tokens; y 64 words of the token's keys and values. One invocation writes one word.
+//
+// Constants: F32, RING_SLOTS, ROW_WORDS, STAGING_BIT, STAGING_SLOTS, TOKEN_WORDS, WINDOW_FORMAT.
 
 @group(0) @binding(2) var<storage, read_write> ring: array<u32>;
 @group(0) @binding(3) var<storage, read_write> staging: array<u32>;
@@ -27,9 +29,9 @@ fn entered(is_value: bool, row: u32, head: u32, channel: u32) -> u32 {
 }
 
 @compute @workgroup_size(64)
-fn append(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let item = work_item(group);
-    let word = group.y * 64u + local;
+fn append(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let item = work_item(workgroup);
+    let word = workgroup.y * 64u + local;
     if (item >= params.count || word >= 2u * TOKEN_WORDS) {
         return;
     }

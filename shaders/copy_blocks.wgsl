@@ -1,4 +1,5 @@
-// Packed blocks are copied to another page of the same slab: copies within one buffer are refused by WebGPU. Twin: src/oracle/copy_blocks.rs.
+// Packed blocks are copied to another page of the same slab: copies within one buffer are refused by WebGPU.
+// Twin: src/oracle/copy_blocks.rs.
 //
 // | binding | what | access |
 // |---|---|---|
@@ -6,19 +7,21 @@
 // | 2 | slab; no block is both read and written | read, write |
 //
 // Grid: x, z blocks; y COPY_WORDS words of the block.
+//
+// Constants: BLOCK_WORDS, COPY_WORDS.
 
 @group(0) @binding(2) var<storage, read_write> slab: array<u32>;
 
 @compute @workgroup_size(256)
-fn copy_blocks(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let item = work_item(group);
+fn copy_blocks(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let item = work_item(workgroup);
     if (item >= params.count) {
         return;
     }
     let source_word = plan[params.first + 2u * item] * BLOCK_WORDS;
     let target_word = plan[params.first + 2u * item + 1u] * BLOCK_WORDS;
-    let end = min((group.y + 1u) * COPY_WORDS, BLOCK_WORDS);
-    for (var word = group.y * COPY_WORDS + local; word < end; word += 256u) {
+    let end = min((workgroup.y + 1u) * COPY_WORDS, BLOCK_WORDS);
+    for (var word = workgroup.y * COPY_WORDS + local; word < end; word += 256u) {
         slab[target_word + word] = slab[source_word + word];
     }
 }

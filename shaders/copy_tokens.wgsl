@@ -6,13 +6,15 @@
 // | 2 | sink slots and rings; no slot is both read and written | read, write |
 //
 // Grid: x, z tokens; y 64 words of the token's keys and values.
+//
+// Constants: RING_SLOTS, TOKEN_WORDS.
 
 @group(0) @binding(2) var<storage, read_write> ring: array<u32>;
 
 @compute @workgroup_size(64)
-fn copy_tokens(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let item = work_item(group);
-    let word = group.y * 64u + local;
+fn copy_tokens(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let item = work_item(workgroup);
+    let word = workgroup.y * 64u + local;
     if (item >= params.count || word >= 2u * TOKEN_WORDS) {
         return;
     }

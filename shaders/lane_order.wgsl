@@ -1,9 +1,12 @@
-// Whether the invocations of a workgroup are numbered as lib/clusters.wgsl needs: LANES consecutive ones share a subgroup, in order. No rule of
-// WGSL or Vulkan says so; the host runs this before it chooses the cluster kernels.
+// Whether the invocations of a workgroup are numbered as lib/clusters.wgsl needs: LANES consecutive ones
+// share a subgroup, in order. No rule of WGSL or Vulkan says so; the host runs this before it chooses the
+// cluster kernels.
 //
 // | binding | what | access |
 // |---|---|---|
 // | 0 of group 0 | 1 per invocation if so | write |
+//
+// Constants: LANES, WORKGROUP.
 
 @group(0) @binding(0) var<storage, read_write> ordered: array<u32>;
 

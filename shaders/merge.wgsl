@@ -1,4 +1,5 @@
-// Joins the partial results of each row, in order of position, and writes the attention output. Twin: src/oracle/merge.rs.
+// Joins the partial results of each row, in order of position, and writes the attention output. Twin:
+// src/oracle/merge.rs.
 //
 // | binding | what | access |
 // |---|---|---|
@@ -10,6 +11,9 @@
 // | 3 | host's log-sum-exp, if any | write |
 //
 // Grid: x, z rows of all tiles; y KV heads. An invocation owns four channels and a share of the splits.
+//
+// Constants: ABSENT, F16, F32, HEADS_PER_KV, HEAD_DIM, MERGE_SHARES, MERGE_VECS, MERGE_WORKGROUP,
+// PARTIAL_VECS, ROTATION_SIZE, ROWS, TILE_WORDS, UNROTATION_SCALE, VALUES_ROTATED.
 
 @group(0) @binding(2) var<storage, read> partials: array<vec4<f32>>;
 @group(1) @binding(0) var<storage, read> io: Io;
@@ -25,7 +29,8 @@ var<workgroup> sh_max: array<f32, MERGE_WORKGROUP>;
 var<workgroup> sh_sum: array<f32, MERGE_WORKGROUP>;
 var<workgroup> sh_out: array<vec4<f32>, MERGE_WORKGROUP>;
 
-// Rounds an output to f16, to nearest even, subnormals included. Outputs are averages of values and so never beyond the largest f16.
+// Rounds an output to f16, to nearest even, subnormals included. Outputs are averages of values and so never
+// beyond the largest f16.
 fn to_f16(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
     let magnitude = min(bits & 0x7fffffffu, 0x477fe000u);
@@ -69,7 +74,8 @@ fn write_nan(index: u32) {
     }
 }
 
-// The sum of all shares, rotated back: vector `v` for invocation `v`. Butterflies at distances 1, 2, 4 …, each through workgroup memory. Ends with a barrier.
+// The sum of all shares, rotated back: vector `v` for invocation `v`. Butterflies at distances 1, 2, 4 …,
+// each through workgroup memory. Ends with a barrier.
 fn joined_and_unrotated(share: vec4<f32>, local: u32) -> vec4<f32> {
     sh_out[local] = share;
     workgroupBarrier();
@@ -93,19 +99,19 @@ fn joined_and_unrotated(share: vec4<f32>, local: u32) -> vec4<f32> {
 }
 
 @compute @workgroup_size(MERGE_WORKGROUP)
-fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let item = work_item(group);
+fn merge(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let item = work_item(workgroup);
     if (item >= params.count) {
         return;
     }
-    let head = params.first_head + group.y;
+    let head = params.first_head + workgroup.y;
     let tile = params.first + TILE_WORDS * (item / ROWS);
     let row = item % ROWS;
     if (row >= plan[tile + 2u]) {
         return;
     }
     let splits = plan[tile + 5u];
-    let first = ((plan[tile + 4u] + row) * params.heads + group.y) * PARTIAL_VECS;
+    let first = ((plan[tile + 4u] + row) * params.heads + workgroup.y) * PARTIAL_VECS;
     let stride = ROWS * params.heads * PARTIAL_VECS;
 
     // The row's maximum: exact in any order.
@@ -123,8 +129,8 @@ fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
     workgroupBarrier();
     highest = sh_max[0];
     let r = plan[tile + 1u] + row;
-    let query = plan[tile] + r / HEADS_PER_GROUP;
-    let query_head = head * HEADS_PER_GROUP + r % HEADS_PER_GROUP;
+    let query = plan[tile] + r / HEADS_PER_KV;
+    let query_head = head * HEADS_PER_KV + r % HEADS_PER_KV;
 
     // A learned sink: one more logit, without a value.
     var sink_weight = 0.0;
@@ -152,7 +158,8 @@ fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
     if (share < MERGE_SHARES && v < VECS) {
         let end = min((share + 1u) * per_share, splits);
         var s = share * per_share;
-        // Four at a time: a load takes far longer than what follows, and compilers do not move loads across iterations.
+        // Four at a time: a load takes far longer than what follows, and compilers do not move loads across
+        // iterations.
         for (; s + 4u <= end; s += 4u) {
             let at = first + s * stride;
             let p0 = partials[at].xy;

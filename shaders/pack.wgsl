@@ -1,4 +1,5 @@
-// Keys or values of whole blocks: quantized over groups of tokens or of channels, or kept in 16 bits. Twin: src/oracle/pack.rs.
+// Keys or values of whole blocks: quantized over groups of tokens or of channels, or kept in 16 bits. Twin:
+// src/oracle/pack.rs.
 //
 // | binding | what | access |
 // |---|---|---|
@@ -7,6 +8,10 @@
 // | 4 | slab | write |
 //
 // Grid: x, z blocks, PACK_BATCHES workgroups for each, which divide its groups among them; y KV heads.
+//
+// Constants: BLOCK_WORDS, GROUP, HEAD_DIM, HEAD_WORDS, PACKED_FORMAT, PACK_BATCHES, PACK_BITS, PACK_CHANNELS,
+// PACK_CODES, PACK_LOW_BITS, PACK_LOW_WORDS, PACK_PER_TOKEN, PACK_ROW_GROUPS, PACK_ROW_WORDS, PACK_TENSOR,
+// PACK_TOKENS, PACK_WORKGROUP.
 
 @group(0) @binding(4) var<storage, read_write> slab: array<u32>;
 
@@ -27,12 +32,12 @@ fn nth_word(i: u32, tokens: u32) -> vec2<u32> {
 }
 
 @compute @workgroup_size(PACK_WORKGROUP)
-fn pack(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let item = work_item(group) / PACK_BATCHES;
+fn pack(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let item = work_item(workgroup) / PACK_BATCHES;
     if (item >= params.count) {
         return;
     }
-    let head = group.y;
+    let head = workgroup.y;
     let slots = first_row(item);
     let first = plan[params.first + 2u * item + 1u] * BLOCK_WORDS + head * HEAD_WORDS;
 
@@ -46,7 +51,7 @@ fn pack(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
 
     // The groups of this workgroup: of all channels of some tokens, or of all tokens in some channels.
-    let batch = work_item(group) % PACK_BATCHES;
+    let batch = work_item(workgroup) % PACK_BATCHES;
     let token = select(0u, batch * PACK_TOKENS, PACK_PER_TOKEN);
     let channel = select(batch * PACK_CHANNELS, 0u, PACK_PER_TOKEN);
     let end_channel = min(channel + PACK_CHANNELS, HEAD_DIM);

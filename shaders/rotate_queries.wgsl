@@ -1,4 +1,5 @@
-// Queries of a layer whose keys are rotated, rotated likewise but for the scale, so that products are those of unrotated rows. Twin: src/oracle/attend_history.rs, which rotates the keys back.
+// Queries of a layer whose keys are rotated, rotated likewise but for the scale, so that products are those
+// of unrotated rows. Twin: src/oracle/attend_packed.rs, which rotates the keys back.
 //
 // | binding | what | access |
 // |---|---|---|
@@ -6,7 +7,9 @@
 // | 2 | rotated queries: f32, [query][query head][channel] | write |
 // | 0, 1 of group 1 | io, host's queries | read |
 //
-// Grid: x, z queries and the heads of a group; y KV heads.
+// Grid: x, z queries and the query heads of a KV head; y KV heads.
+//
+// Constants: HEADS_PER_KV, HEAD_DIM, KV_HEADS, UNROTATION_SCALE.
 
 @group(0) @binding(2) var<storage, read_write> rotated: array<u32>;
 @group(1) @binding(0) var<storage, read> io: Io;
@@ -19,13 +22,13 @@ const ROTATION_WORKGROUP: u32 = 64u;
 var<workgroup> sh_bad: array<u32, ROTATION_WORKGROUP>;
 
 @compute @workgroup_size(ROTATION_WORKGROUP)
-fn rotate_queries(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let item = work_item(group);
+fn rotate_queries(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let item = work_item(workgroup);
     if (item >= params.count) {
         return;
     }
-    let query = item / HEADS_PER_GROUP;
-    let head = group.y * HEADS_PER_GROUP + item % HEADS_PER_GROUP;
+    let query = item / HEADS_PER_KV;
+    let head = workgroup.y * HEADS_PER_KV + item % HEADS_PER_KV;
     let at = io.q.offset + query * io.q.token_stride + head * io.q.head_stride;
     var bad = 0u;
     for (var channel = local; channel < HEAD_DIM; channel += ROTATION_WORKGROUP) {
@@ -41,7 +44,7 @@ fn rotate_queries(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoca
     for (var i = 0u; i < ROTATION_WORKGROUP; i++) {
         bad |= sh_bad[i];
     }
-    let first = (query * KV_HEADS * HEADS_PER_GROUP + head) * HEAD_DIM;
+    let first = (query * KV_HEADS * HEADS_PER_KV + head) * HEAD_DIM;
     for (var channel = local; channel < HEAD_DIM; channel += ROTATION_WORKGROUP) {
         rotated[first + channel] = select(sh_rows[channel], QUIET_NAN, bad != 0u);
     }

@@ -1,4 +1,5 @@
-// Keys or values that are about to be packed per channel, rotated and stored for pack.wgsl. Twin: src/oracle/pack.rs.
+// Keys or values that are about to be packed per channel, rotated and stored for pack.wgsl. Twin:
+// src/oracle/pack.rs.
 //
 // | binding | what | access |
 // |---|---|---|
@@ -7,6 +8,8 @@
 // | 4 | rotated rows: f32, [block of the pass][token][head][channel] | write |
 //
 // Grid: x, z tokens of the blocks; y KV heads.
+//
+// Constants: F32, GROUP, HEAD_DIM, KV_HEADS, ROTATED_TENSOR, ROTATION_SCALE.
 
 @group(0) @binding(4) var<storage, read_write> rotated: array<u32>;
 
@@ -14,12 +17,12 @@ const ROTATED_ROWS: u32 = 1u;
 const ROTATION_WORKGROUP: u32 = 64u;
 
 @compute @workgroup_size(ROTATION_WORKGROUP)
-fn rotate_rows(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let item = work_item(group);
+fn rotate_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let item = work_item(workgroup);
     if (item >= params.count) {
         return;
     }
-    let head = group.y;
+    let head = workgroup.y;
     let slot = plan[params.slots + plan[params.first + 2u * (item / GROUP)] + item % GROUP];
     for (var channel = local; channel < HEAD_DIM; channel += ROTATION_WORKGROUP) {
         sh_rows[channel] = rotatable(token_bits(slot, ROTATED_TENSOR, head, channel));

@@ -1,4 +1,5 @@
-// Packed tokens return to the window: dequantized, then through the entry function. Those that are rotated go through unpack_rotated.wgsl. Twin: src/oracle/unpack.rs.
+// Packed tokens return to the window: dequantized, then through the entry function. Those that are rotated go
+// through unpack_rotated.wgsl. Twin: src/oracle/unpack.rs.
 //
 // | binding | what | access |
 // |---|---|---|
@@ -6,7 +7,11 @@
 // | 2 | slab | read |
 // | 3 | sink slots and rings | write |
 //
-// Grid: x, z tokens; y 64 words of the token's keys and values, without those that are rotated. One invocation writes one word.
+// Grid: x, z tokens; y 64 words of the token's keys and values, without those that are rotated. One
+// invocation writes one word.
+//
+// Constants: BLOCK_WORDS, F32, HEAD_WORDS, KEYS_ROTATED, RING_SLOTS, ROW_WORDS, TOKEN_WORDS, VALUES_ROTATED,
+// WINDOW_FORMAT.
 
 @group(0) @binding(2) var<storage, read> slab: array<u32>;
 @group(0) @binding(3) var<storage, read_write> ring: array<u32>;
@@ -19,9 +24,9 @@ fn packed_element(is_value: bool, first: u32, token: u32, channel: u32) -> u32 {
 }
 
 @compute @workgroup_size(64)
-fn unpack(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let item = work_item(group);
-    let word = group.y * 64u + local + select(0u, TOKEN_WORDS, KEYS_ROTATED);
+fn unpack(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let item = work_item(workgroup);
+    let word = workgroup.y * 64u + local + select(0u, TOKEN_WORDS, KEYS_ROTATED);
     if (item >= params.count || word >= select(2u, 1u, VALUES_ROTATED) * TOKEN_WORDS) {
         return;
     }

@@ -1,5 +1,5 @@
-// Packed keys or values that are rotated return to the window: dequantized, rotated back, then through the entry function. Others go through unpack.wgsl. Twin:
-// src/oracle/unpack.rs.
+// Packed keys or values that are rotated return to the window: dequantized, rotated back, then through the
+// entry function. Others go through unpack.wgsl. Twin: src/oracle/unpack.rs.
 //
 // | binding | what | access |
 // |---|---|---|
@@ -8,6 +8,9 @@
 // | 3 | sink slots and rings | write |
 //
 // Grid: x, z tokens; y KV heads.
+//
+// Constants: BLOCK_WORDS, F32, HEAD_DIM, HEAD_WORDS, RING_SLOTS, ROTATED_TENSOR, ROW_WORDS, TOKEN_WORDS,
+// UNROTATION_SCALE, WINDOW_FORMAT.
 
 @group(0) @binding(2) var<storage, read> slab: array<u32>;
 @group(0) @binding(3) var<storage, read_write> ring: array<u32>;
@@ -23,15 +26,15 @@ fn rotated_element(first: u32, token: u32, channel: u32) -> u32 {
 }
 
 @compute @workgroup_size(ROTATION_WORKGROUP)
-fn unpack_rotated(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    let item = work_item(group);
+fn unpack_rotated(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let item = work_item(workgroup);
     if (item >= params.count) {
         return;
     }
     let block = plan[params.first + 3u * item];
     let token = plan[params.first + 3u * item + 1u];
     let slot = plan[params.first + 3u * item + 2u];
-    let head = group.y;
+    let head = workgroup.y;
     let first = block * BLOCK_WORDS + head * HEAD_WORDS;
     for (var channel = local; channel < HEAD_DIM; channel += ROTATION_WORKGROUP) {
         sh_rows[channel] = rotated_element(first, token, channel);

@@ -111,6 +111,11 @@ pub enum Error {
         /// What it needs and does not have.
         needed: &'static str,
     },
+    /// Kernels that are of another device.
+    #[error(
+        "the kernels are of another device: make them with Kernels::new of the device that the cache is for"
+    )]
+    ForeignKernels,
     /// The device ran out of memory.
     #[error(
         "out of GPU memory while allocating {what} ({bytes} bytes): lower capacity, max_sequences or max_step"

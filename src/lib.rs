@@ -79,7 +79,9 @@ pub use snapshot::Snapshot;
 pub use state::{LayerState, UnpackedTokens};
 
 #[cfg(feature = "wgpu")]
-pub use gpu::{KvCache, KvCacheOptions, LayerBinding, LayerIo, SelfTest, Step, TensorView, Variant};
+pub use gpu::{
+    Kernels, KvCache, KvCacheOptions, LayerBinding, LayerIo, Progress, SelfTest, Step, TensorView, Variant,
+};
 #[cfg(feature = "wgpu")]
 pub use wgpu;
 

@@ -92,7 +92,7 @@ pub struct Workload {
 /// The variant of the kernels that `KIVI_VARIANT` names, if it does.
 fn forced_variant() -> Option<Variant> {
     let wanted = std::env::var("KIVI_VARIANT").ok()?.to_lowercase();
-    let named = Variant::ALL.into_iter().find(|v| format!("{v:?}").to_lowercase() == wanted);
+    let named = Variant::ALL.iter().copied().find(|v| format!("{v:?}").to_lowercase() == wanted);
     Some(named.unwrap_or_else(|| panic!("KIVI_VARIANT is none of {:?}", Variant::ALL)))
 }
 

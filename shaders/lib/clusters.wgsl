@@ -1,17 +1,22 @@
-// Attention by clusters of invocations that talk through subgroup shuffles: no workgroup memory, no barrier. The pass file adds where keys and
-// values come from: `unit_logits`, `unit_values`, `query_order`, `channel_order` and `value_order`.
+// Attention by clusters of invocations that talk through subgroup shuffles: no workgroup memory, no barrier.
+// The pass file adds where keys and values come from: `unit_logits`, `unit_values`, `query_order`,
+// `channel_order` and `value_order`.
 //
-// A cluster of LANES invocations reads the splits of a run for one KV head and KEY_ROWS rows from end to end, UNIT tokens at a time. For keys and
-// values a lane owns 16 channels, for the softmax four tokens of the unit; the running maximum is that of the unit or of any before it. Every
-// load is a vec4 of which all is used. It needs one subgroup to hold a cluster, and the invocations of a workgroup numbered as their subgroups
-// are: the host runs lane_order.wgsl before it chooses these kernels.
+// A cluster of LANES invocations reads the splits of a run for one KV head and KEY_ROWS rows from end to end,
+// UNIT tokens at a time. For keys and values a lane owns 16 channels, for the softmax four tokens of the
+// unit; the running maximum is that of the unit or of any before it. Every load is a vec4 of which all is
+// used. It needs one subgroup to hold a cluster, and the invocations of a workgroup numbered as their
+// subgroups are: the host runs lane_order.wgsl before it chooses these kernels.
+//
+// Constants: F32, HEADS_PER_KV, ITEMS_AT_MOST, KEY_ROWS, LANES, LOGIT_SCALE, PREFILL, ROW_GROUPS, WORKGROUP.
 
 @group(1) @binding(2) var<storage, read> host_queries4: array<vec4<u32>>;
 
 // Tokens of one round: four per lane.
 const UNIT: u32 = 4u * LANES;
 
-// Sums over the lanes of a cluster: all of them get the same bits, since each step adds the same two numbers in both.
+// Sums over the lanes of a cluster: all of them get the same bits, since each step adds the same two numbers
+// in both.
 fn cluster_sum(x: vec4<f32>) -> vec4<f32> {
     var sum = x + subgroupShuffleXor(x, 1u);
     sum += subgroupShuffleXor(sum, 2u);
@@ -141,19 +146,20 @@ fn read_partial(partial: u32, row: u32, head: u32, lane: u32) -> Parts {
     return value_order(Parts(partials[at], partials[at + 1u], partials[at + 2u], partials[at + 3u]));
 }
 
-fn attend_cluster(group: vec3<u32>, local: u32, in_subgroup: u32) {
+fn attend_cluster(workgroup: vec3<u32>, local: u32, in_subgroup: u32) {
     let lane = in_subgroup % LANES;
     let base = in_subgroup - lane;
     // Clusters beyond the last repeat its work and write nothing, so that no shuffle lies in divergent flow.
-    let cluster = group.y * (WORKGROUP / LANES) + local / LANES;
+    let cluster = workgroup.y * (WORKGROUP / LANES) + local / LANES;
     let clusters = params.heads * ROW_GROUPS;
     let used = min(cluster, clusters - 1u);
     let head = params.first_head + used / ROW_GROUPS;
     let row = (used % ROW_GROUPS) * KEY_ROWS;
 
-    // Several items, so that the queries are loaded once. Twin of the division: `items_each` in src/gpu/shapes.rs.
+    // Several items, so that the queries are loaded once. Twin of the division: `items_each` in
+    // src/gpu/shapes.rs.
     let each = clamp(params.count / 16u, 1u, ITEMS_AT_MOST);
-    let first_item = work_item(group) * each;
+    let first_item = work_item(workgroup) * each;
     let end = min(first_item + each, params.count);
     var loaded = 0xffffffffu;
     var tile = Tile();
@@ -181,8 +187,8 @@ fn attend_run(run: Run, tile: Tile, q: Rows, head: u32, row: u32, lane: u32, bas
     var sums = Sums();
     var highest = vec4<f32>(UNSEEN);
     var total = vec4<f32>();
-    if (FOLD && run.fresh == 0u) {
-        // A fold has four rows per cluster.
+    if (PREFILL && run.fresh == 0u) {
+        // A long chunk has four rows per cluster.
         let p0 = partials[partial_at(run.partial, row, head)];
         let p1 = partials[partial_at(run.partial, row + 1u, head)];
         let p2 = partials[partial_at(run.partial, row + 2u, head)];
@@ -196,8 +202,8 @@ fn attend_run(run: Run, tile: Tile, q: Rows, head: u32, row: u32, lane: u32, bas
     }
 
     // The tile's first and last query: units that no row of the tile sees are left out.
-    let last_query = tile.position + (tile.first_row + tile.rows - 1u) / HEADS_PER_GROUP;
-    let first_query = tile.position + tile.first_row / HEADS_PER_GROUP;
+    let last_query = tile.position + (tile.first_row + tile.rows - 1u) / HEADS_PER_KV;
+    let first_query = tile.position + tile.first_row / HEADS_PER_KV;
     let oldest = max(first_query + 1u, params.sliding_window) - params.sliding_window;
     for (var i = 0u; i < run.splits; i++) {
         let split = run_split(run, i);
@@ -240,7 +246,8 @@ fn attend_run(run: Run, tile: Tile, q: Rows, head: u32, row: u32, lane: u32, bas
             total *= shrink;
 
             let part = unit_values(split, head, first, lane, base, Logits(p0, p1, p2, p3));
-            // Codes and minima cancel where a group has an outlier: within the unit, before they meet larger sums.
+            // Codes and minima cancel where a group has an outlier: within the unit, before they meet larger
+            // sums.
             sums.r0 = joined(sums.r0, shrink.x, part.r0, part.zero.x);
             if (KEY_ROWS > 1u) {
                 sums.r1 = joined(sums.r1, shrink.y, part.r1, part.zero.y);

@@ -1,4 +1,7 @@
 // Units of a packed page for lib/clusters.wgsl.
+//
+// Constants: CHANNEL_GROUP, GROUP, KEY_BITS, KEY_COMPACT, KEY_LOW_BITS, KEY_PARAMS, LANES, PACKED_FORMAT,
+// VALUE_BITS, VALUE_CODES, VALUE_COMPACT, VALUE_GROUPS, VALUE_LOW_BITS, VALUE_PARAMS, VALUE_ROW_WORDS.
 
 // Words of the low plane of a lane's 16 channels.
 const KEY_LANE_WORDS: u32 = KEY_LOW_BITS / 2u;
@@ -95,7 +98,8 @@ fn key_words(at: u32, word: u32) -> vec4<u32> {
     return slab4[at + word * (GROUP / 4u)];
 }
 
-// Logits of a quad of tokens: each lane's share of the products, then their sum to the lane that owns the quad.
+// Logits of a quad of tokens: each lane's share of the products, then their sum to the lane that owns the
+// quad.
 fn key_quad(logits: ptr<function, Logits>, q: Rows, row: u32, quad: u32, lane: u32) {
     var part = Logits();
     let at = row + quad + lane * (KEY_LANE_WORDS * GROUP / 4u);
@@ -159,8 +163,8 @@ fn component(v: vec4<u32>, i: u32) -> u32 {
     return select(select(v.w, v.z, i == 2u), select(v.y, v.x, i == 0u), i < 2u);
 }
 
-// The lane's words of token `t` of a quad, whose words lie one after the other over the cluster's vectors: the n-th of lane l is vector
-// n * LANES + l.
+// The lane's words of token `t` of a quad, whose words lie one after the other over the cluster's vectors:
+// the n-th of lane l is vector n * LANES + l.
 fn value_words(n: Words, t: u32, lane: u32, base: u32) -> vec4<u32> {
     if (VALUE_BITS == 2u) {
         let v = subgroupShuffle(n.w0, base + t * (LANES / 4u) + lane / 4u);

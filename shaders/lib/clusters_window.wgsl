@@ -1,4 +1,6 @@
 // Units of unpacked tokens for lib/clusters.wgsl. Channels stay in their order.
+//
+// Constants: KEY_ROWS, LANES.
 
 fn query_order(n: Parts) -> Parts {
     return n;

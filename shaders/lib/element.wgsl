@@ -1,5 +1,7 @@
 // Elements of the host's tensors and of unpacked tokens, by integer operations: drivers differ in how
 // their float conversions treat subnormals and in how they round.
+//
+// Constants: BF16, F16, F32.
 
 // A host's tensor: offset and strides in elements.
 struct View {
@@ -32,7 +34,8 @@ fn f16_to_f32_bits(half: u32) -> u32 {
     return sign | bitcast<u32>(f32(magnitude) * 5.9604644775390625e-8);
 }
 
-// f32 bits of element `index` of a tensor whose words hold two 16-bit elements each; `word` is the one that holds it.
+// f32 bits of element `index` of a tensor whose words hold two 16-bit elements each; `word` is the one that
+// holds it.
 fn element_bits(dtype: u32, word: u32, index: u32) -> u32 {
     if (dtype == F32) {
         return word;
@@ -69,7 +72,8 @@ fn round_even(magnitude: u32, shift: u32) -> u32 {
     return magnitude + (1u << (shift - 1u)) - 1u + ((magnitude >> shift) & 1u);
 }
 
-// Bits of an element in `format` from those of an f32, as it enters the cache: NaN becomes +0, the magnitude is clamped, what lies below the smallest normal becomes +0, then round to nearest even.
+// Bits of an element in `format` from those of an f32, as it enters the cache: NaN becomes +0, the magnitude
+// is clamped, what lies below the smallest normal becomes +0, then round to nearest even.
 fn enter(format: u32, bits: u32) -> u32 {
     let sign = bits & 0x80000000u;
     var magnitude = bits & 0x7fffffffu;
@@ -94,7 +98,8 @@ fn enter(format: u32, bits: u32) -> u32 {
     return sign | magnitude;
 }
 
-// The two elements of a word of the cache's own, which are zero or normal, so that the built-in conversion is exact.
+// The two elements of a word of the cache's own, which are zero or normal, so that the built-in conversion is
+// exact.
 fn pair(format: u32, word: u32) -> vec2<f32> {
     if (format == F16) {
         return unpack2x16float(word);

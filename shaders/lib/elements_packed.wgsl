@@ -1,6 +1,12 @@
 // Elements of packed tokens, one at a time, by their definition. The pass file has the slab.
+//
+// Constants: CHANNEL_GROUP, GROUP, KEYS_PER_TOKEN, KEY_BITS, KEY_CODES_PER_WORD, KEY_COMPACT, KEY_GROUPS,
+// KEY_LOW_BITS, KEY_LOW_WORDS, KEY_PARAMS, PACKED_FORMAT, VALUES_PER_CHANNEL, VALUE_BITS, VALUE_CODES,
+// VALUE_CODES_PER_WORD, VALUE_COMPACT, VALUE_GROUPS, VALUE_LOW_BITS, VALUE_LOW_WORDS, VALUE_PARAMS,
+// VALUE_ROW_WORDS.
 
-// f32 bits of the value that a code stands for, by parameter `n` of those that begin at word `at`: an exact product and one rounded sum.
+// f32 bits of the value that a code stands for, by parameter `n` of those that begin at word `at`: an exact
+// product and one rounded sum.
 fn dequantized(at: u32, n: u32, compact: bool, code: u32) -> u32 {
     var param = slab[at + n];
     if (compact) {

@@ -1,4 +1,7 @@
-// The bit-exact min-max quantizer, for lib/groups.wgsl. Twins: src/format/{quantizer,compact}.rs. lib/quantizer.wgsl comes before.
+// The bit-exact min-max quantizer, for lib/groups.wgsl. Twins: src/format/{quantizer,compact}.rs.
+// lib/quantizer.wgsl comes before.
+//
+// Constants: PACK_BITS, PACK_COMPACT, PACK_ROUNDED.
 
 const F16_SMALLEST: u32 = 0x0400u;
 const F16_LARGEST: u32 = 0x7bffu;
@@ -64,7 +67,8 @@ fn full_param(min_key: u32, max_key: u32) -> u32 {
     if ((range & 0x7fffffffu) == 0u) {
         return min16 << 16u;
     }
-    // The smallest f16 scale that covers the range, by halving the 2^15 candidates: (2^b - 1) * scale is exact.
+    // The smallest f16 scale that covers the range, by halving the 2^15 candidates: (2^b - 1) * scale is
+    // exact.
     let levels = f32((1u << PACK_BITS) - 1u);
     var lo = F16_SMALLEST;
     var hi = F16_LARGEST;
@@ -95,7 +99,8 @@ fn is_beyond(x: f32, key: u32) -> bool {
     return order_key(bitcast<u32>(x)) > key;
 }
 
-// The same in 16 bits: the smallest scale of four significant bits that covers the group from a minimum that is a whole number of quarters of it, or of four scales.
+// The same in 16 bits: the smallest scale of four significant bits that covers the group from a minimum that
+// is a whole number of quarters of it, or of four scales.
 fn compact_param(min_key: u32, max_key: u32) -> u32 {
     if (min_key == 0x80000000u && max_key == 0x80000000u) {
         return 0u;
@@ -123,7 +128,8 @@ fn compact_param(min_key: u32, max_key: u32) -> u32 {
         let scale = param_scale(code, true);
         for (var coarse = 0u; coarse < 2u; coarse++) {
             let unit = compact_unit(coarse << 15u) * scale;
-            // The largest number of units that is no larger than the minimum, from a quotient that may be a little off.
+            // The largest number of units that is no larger than the minimum, from a quotient that may be a
+            // little off.
             var n = i32(clamp(floor(low / unit), -128.0, 128.0));
             if (is_beyond(f32(n) * unit, min_key)) {
                 n -= 1;
@@ -165,7 +171,8 @@ fn code_of(param: u32, x: u32) -> u32 {
     return code;
 }
 
-// What a row word holds: `codes` codes from `channel` on, of each the bits from `code_shift` on that `mask` covers, `width` bits apart.
+// What a row word holds: `codes` codes from `channel` on, of each the bits from `code_shift` on that `mask`
+// covers, `width` bits apart.
 struct PlaneWord {
     channel: u32,
     codes: u32,
@@ -174,7 +181,8 @@ struct PlaneWord {
     width: u32,
 }
 
-// Row word `word` of codes whose low bits are in a plane of `low_words` words, and of which a bit that remains is in the plane behind it.
+// Row word `word` of codes whose low bits are in a plane of `low_words` words, and of which a bit that
+// remains is in the plane behind it.
 fn plane_word(bits: u32, low_bits: u32, low_words: u32, word: u32) -> PlaneWord {
     if (word < low_words) {
         return PlaneWord(word * (32u / low_bits), 32u / low_bits, 0u, (1u << low_bits) - 1u, low_bits);

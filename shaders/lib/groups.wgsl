@@ -1,4 +1,8 @@
-// The parameters of the groups of a head's block, for pack.wgsl. lib/rows_*.wgsl come before, with `row_bits`.
+// The parameters of the groups of a head's block, for pack.wgsl. lib/rows_*.wgsl come before, with
+// `row_bits`.
+//
+// Constants: CHANNEL_GROUP, CLIPPING, CLIP_LEAST_EXPONENT, CLIP_STEP, CLIP_STEPS, GROUP, HEAD_DIM,
+// PACK_COMPACT, PACK_GROUPS, PACK_PARAMS, PACK_PER_TOKEN, PACK_ROW_GROUPS, PACK_WORKGROUP.
 
 // Pairs of ends that clipping tries, and groups that a workgroup does so for at a time.
 const CANDIDATES: u32 = CLIP_STEPS * CLIP_STEPS;
@@ -9,7 +13,8 @@ var<workgroup> sh_param: array<u32, PACK_GROUPS>;
 var<workgroup> sh_error: array<u32, PACK_WORKGROUP>;
 var<workgroup> sh_tried: array<u32, PACK_WORKGROUP>;
 
-// A group is a channel, over the block's tokens, or some channels of a token, of which the last may have fewer.
+// A group is a channel, over the block's tokens, or some channels of a token, of which the last may have
+// fewer.
 fn group_size(g: u32) -> u32 {
     if (PACK_PER_TOKEN) {
         return min(CHANNEL_GROUP, HEAD_DIM - (g % PACK_ROW_GROUPS) * CHANNEL_GROUP);
@@ -41,7 +46,8 @@ fn group_ends(slots: u32, head: u32, g: u32) -> vec2<u32> {
     return vec2<u32>(low, high);
 }
 
-// Sum of squared errors of a group in units of 2^-12 of its range or so: integers, so that every backend makes the same choice.
+// Sum of squared errors of a group in units of 2^-12 of its range or so: integers, so that every backend
+// makes the same choice.
 fn group_error(slots: u32, head: u32, g: u32, param: u32, unit: f32) -> u32 {
     let scale = param_scale(param, PACK_COMPACT);
     let low = param_min(param, PACK_COMPACT);

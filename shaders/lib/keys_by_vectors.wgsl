@@ -1,5 +1,8 @@
-// Logits of a packed page whose keys are quantized per token: dequantized four channels at a time. Slower than folding the parameters out, and short: such keys
-// exist for comparison. lib/vectors_packed.wgsl and lib/keys_plain.wgsl come before.
+// Logits of a packed page whose keys are quantized per token: dequantized four channels at a time. Slower
+// than folding the parameters out, and short: such keys exist for comparison. lib/vectors_packed.wgsl and
+// lib/keys_plain.wgsl come before.
+//
+// Constants: HEAD_DIM, KEY_SLICES.
 
 // Adds the products of the slice's channels.
 fn add_logits(logits: ptr<function, Logits>, split: Split, head: u32, quad: u32, slice: u32, row: u32, query_unit: vec4<f32>) {

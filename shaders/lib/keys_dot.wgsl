@@ -1,6 +1,8 @@
-// Logits of a packed page by integer dot products: the queries times the scales, rounded to 8 bits per row and block, times the codes. What
-// rounding adds to the logits is noise of a few per cent of what 2-bit codes have added already; integer sums are exact. lib/keys_quantized.wgsl
-// comes before.
+// Logits of a packed page by integer dot products: the queries times the scales, rounded to 8 bits per row
+// and block, times the codes. What rounding adds to the logits is noise of a few per cent of what 2-bit codes
+// have added already; integer sums are exact. lib/keys_quantized.wgsl comes before.
+//
+// Constants: BLOCKS_PER_PAGE, GROUP, HEAD_DIM, KEY_LOW_BITS, KEY_ROWS, KEY_SLICES, QUERY_VECS, ROWS.
 
 // Chunks of 16 channels: four words of queries, one vector.
 const DOT_CHUNKS: u32 = HEAD_DIM / 16u;
@@ -28,8 +30,8 @@ fn largest_part(x: Parts) -> f32 {
     return max(max(m.x, m.y), max(m.z, m.w));
 }
 
-// Four numbers times `inverse`, rounded to even, as bytes. Adding 1.5 * 2^23 leaves an integer in the low bits of the sum: conversions and pack4xI8
-// take NVIDIA's and AMD's GPUs many times as long.
+// Four numbers times `inverse`, rounded to even, as bytes. Adding 1.5 * 2^23 leaves an integer in the low
+// bits of the sum: conversions and pack4xI8 take NVIDIA's and AMD's GPUs many times as long.
 fn rounded_bytes(x: vec4<f32>, inverse: f32) -> u32 {
     let n = bitcast<vec4<u32>>(fma(x, vec4<f32>(inverse), vec4<f32>(12582912.0))) & vec4<u32>(0xffu);
     return n.x | (n.y << 8u) | (n.z << 16u) | (n.w << 24u);
@@ -40,8 +42,8 @@ fn rounded(x: Parts, inverse: f32) -> vec4<u32> {
         rounded_bytes(x.p0, inverse), rounded_bytes(x.p1, inverse), rounded_bytes(x.p2, inverse), rounded_bytes(x.p3, inverse));
 }
 
-// Rounds the queries for every block, and returns per row what a unit of them stands for in the invocation's own block. The lanes that share a
-// block divide its chunks among them. Ends with a barrier.
+// Rounds the queries for every block, and returns per row what a unit of them stands for in the invocation's
+// own block. The lanes that share a block divide its chunks among them. Ends with a barrier.
 fn prepare_queries(split: Split, head: u32, quad: u32, slice: u32, row: u32, local: u32) -> vec4<f32> {
     let used = 4u * quad < split.tokens;
     let first = head_words(split, head, min(4u * quad, split.tokens - 1u));

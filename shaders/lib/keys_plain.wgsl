@@ -1,4 +1,4 @@
-// Keys without parameters, for lib/attend.wgsl: no bias, and queries in the order of the channels.
+// Keys without parameters, for lib/decode.wgsl: no bias, and queries in the order of the channels.
 
 const BLOCK_LANES: u32 = 0u;
 const BIAS_PARTS: u32 = 0u;

@@ -1,6 +1,9 @@
 // Parameters of a packed page whose keys are codes. Scale and minimum are folded out of the inner loop:
 //   q . k_t = sum_d (q_d s_d) c_td + sum_d q_d m_d
 // The first sum is `add_logits` of lib/keys_float.wgsl or lib/keys_dot.wgsl, the second is here.
+//
+// Constants: GROUP, HEAD_DIM, KEY_CODES_PER_WORD, KEY_COMPACT, KEY_LOW_WORDS, KEY_PARAMS, KEY_PARTS,
+// KEY_ROWS, KEY_SLICES, QUERY_VECS.
 
 // Invocations of a row group that share a block, and so its bias: those of its tokens, in all slices.
 const BLOCK_LANES: u32 = GROUP / 4u * KEY_SLICES;
@@ -43,8 +46,8 @@ fn finish_dots(s: Dots) -> vec4<f32> {
     return low + high;
 }
 
-// Four key parameters from channel 4 * `v` on. The last word of a row may reach past the channels: its codes are zero, but what lies
-// behind the parameters could decode to NaN.
+// Four key parameters from channel 4 * `v` on. The last word of a row may reach past the channels: its codes
+// are zero, but what lies behind the parameters could decode to NaN.
 fn key_params(first: u32, v: u32) -> vec4<u32> {
     return four_params((first + KEY_PARAMS) / 4u, min(v, HEAD_DIM / 4u - 1u), KEY_COMPACT);
 }

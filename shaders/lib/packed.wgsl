@@ -1,10 +1,14 @@
 // Packed pages: where they lie and how their codes and parameters are unpacked.
+//
+// Constants: BLOCK_WORDS, GROUP, HEAD_WORDS, KEY_BITS, KEY_BYTE_MASK, KEY_LOW_BITS, KEY_LOW_WORDS,
+// VALUE_BITS, VALUE_BYTE_MASK, VALUE_LOW_BITS, VALUE_LOW_WORDS.
 
 @group(0) @binding(2) var<storage, read> slab4: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> slab: array<u32>;
 
-// A word of the low plane holds codes j, j + P, j + 2P, j + 3P with P = 8 / its width at the bottom of its four bytes once it is shifted by j codes: part j.
-// A word of a plane of single bits holds 32 codes. `spread` puts the bits of 16 channels where part j finds those of its codes, once shifted by j.
+// A word of the low plane holds codes j, j + P, j + 2P, j + 3P with P = 8 / its width at the bottom of its
+// four bytes once it is shifted by j codes: part j. A word of a plane of single bits holds 32 codes. `spread`
+// puts the bits of 16 channels where part j finds those of its codes, once shifted by j.
 fn spread(bits: u32) -> u32 {
     let pairs = (bits | (bits << 8u)) & 0x00ff00ffu;
     return (pairs | (pairs << 4u)) & 0x0f0f0f0fu;
@@ -18,7 +22,8 @@ fn key_part(low: vec4<u32>, high: vec4<u32>, part: u32) -> vec4<u32> {
     return codes;
 }
 
-// Four tokens' high bits of the channels of word `word` of the low plane, `at` being vector 0 of their row words; nothing if there is one plane.
+// Four tokens' high bits of the channels of word `word` of the low plane, `at` being vector 0 of their row
+// words; nothing if there is one plane.
 fn high_bits(at: u32, word: u32) -> vec4<u32> {
     if (KEY_BITS > KEY_LOW_BITS) {
         let w = slab4[at + (KEY_LOW_WORDS + word / 2u) * (GROUP / 4u)] >> vec4<u32>(16u * (word % 2u));
@@ -41,7 +46,8 @@ fn value_plane_codes(low: u32, high: u32, part: u32) -> vec4<f32> {
     return vec4<f32>(unpack4xU8(codes | (((high >> part) & 0x01010101u) << VALUE_LOW_BITS)));
 }
 
-// 16 codes of one token's value from the words that hold them, one vector per part; of codes in two planes the second word is `spread`.
+// 16 codes of one token's value from the words that hold them, one vector per part; of codes in two planes
+// the second word is `spread`.
 fn value_parts(w: vec4<u32>) -> Parts {
     if (VALUE_BITS > VALUE_LOW_BITS) {
         return Parts(
@@ -93,7 +99,8 @@ fn head_words(split: Split, head: u32, token: u32) -> u32 {
     return (split.source + token / GROUP) * BLOCK_WORDS + head * HEAD_WORDS;
 }
 
-// A compact parameter, in the low half of `bits`: see param_scale and param_min of lib/quantizer.wgsl. A scale of 0 is none here, but then its codes and its minimum are.
+// A compact parameter, in the low half of `bits`: see param_scale and param_min of lib/quantizer.wgsl. A
+// scale of 0 is none here, but then its codes and its minimum are.
 fn compact_scale(bits: u32) -> f32 {
     return bitcast<f32>(((bits & 0xffu) << 20u) + (112u << 23u));
 }

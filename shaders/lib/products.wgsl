@@ -1,4 +1,6 @@
 // Products of queries with four channels of four tokens at a time.
+//
+// Constants: KEY_ROWS.
 
 // One row's products with four channels of four tokens, a channel per vector of `k`.
 fn add_products(sum: vec4<f32>, q: vec4<f32>, k: Parts) -> vec4<f32> {
@@ -17,7 +19,8 @@ fn add_rows(sum: ptr<function, Logits>, k: Parts, q0: vec4<f32>, q1: vec4<f32>, 
     }
 }
 
-// Four channels of four tokens in 16 bits, from the tokens' words of the first two channels and of the last two: a channel per vector.
+// Four channels of four tokens in 16 bits, from the tokens' words of the first two channels and of the last
+// two: a channel per vector.
 fn pair_channels(format: u32, low: vec4<u32>, high: vec4<u32>) -> Parts {
     let a = pair(format, low.x);
     let b = pair(format, low.y);

@@ -1,7 +1,8 @@
 // Numbers as the bit-exact min-max quantizer stores them. Twins: src/format/{param,quantizer}.rs.
 //
-// Every backend must write the same words, so this uses only integers, products that are exact in f32, and single f32 sums. No
-// division; every comparison is made on integer keys, because Metal's fast math may move terms across a float comparison.
+// Every backend must write the same words, so this uses only integers, products that are exact in f32, and
+// single f32 sums. No division; every comparison is made on integer keys, because Metal's fast math may move
+// terms across a float comparison.
 
 // Order-preserving key of a float's bits.
 fn order_key(bits: u32) -> u32 {
@@ -19,7 +20,8 @@ fn storable_to_f32(half: u32) -> f32 {
     return bitcast<f32>(select(bits, 0u, magnitude == 0u));
 }
 
-// Scale and minimum of a parameter: two f16, or in 16 bits an f16 without most of its mantissa, a number of seven bits with a sign, and the bit that tells its unit.
+// Scale and minimum of a parameter: two f16, or in 16 bits an f16 without most of its mantissa, a number of
+// seven bits with a sign, and the bit that tells its unit.
 fn param_scale(param: u32, compact: bool) -> f32 {
     return storable_to_f32(select(param & 0xffffu, (param & 0xffu) << 7u, compact));
 }

@@ -1,5 +1,7 @@
-// Rotation of rows in workgroup memory, bit for bit: see src/format/rotation.rs, its twin. The pass file says how many rows there are (ROTATED_ROWS) and with
-// how many invocations (ROTATION_WORKGROUP).
+// Rotation of rows in workgroup memory, bit for bit: see src/format/rotation.rs, its twin. The pass file says
+// how many rows there are (ROTATED_ROWS) and with how many invocations (ROTATION_WORKGROUP).
+//
+// Constants: HEAD_DIM, ROTATION_SIZE.
 
 // f32 bits, [row][channel].
 var<workgroup> sh_rows: array<u32, ROTATED_ROWS * HEAD_DIM>;
@@ -9,8 +11,8 @@ fn rotatable(bits: u32) -> u32 {
     return select(bits, 0u, (bits & 0x7fffffffu) < 0x0f000000u);
 }
 
-// Adds and subtracts pairs at distances 1, 2, 4 …, each step through workgroup memory so that no compiler reorders the sums; then multiplies by a power of two.
-// Begins and ends with a barrier.
+// Adds and subtracts pairs at distances 1, 2, 4 …, each step through workgroup memory so that no compiler
+// reorders the sums; then multiplies by a power of two. Begins and ends with a barrier.
 fn butterflies(scale: f32, local: u32) {
     for (var stride = 1u; stride < ROTATION_SIZE; stride *= 2u) {
         workgroupBarrier();

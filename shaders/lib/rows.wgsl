@@ -1,7 +1,10 @@
 // Rows, splits and partial results: what every attention pass shares.
 //
-// A row is a (query, head of the group) pair, so the keys and values of a KV head are read and unpacked once for all its query heads.
-// Logits are in base 2: queries are multiplied by LOGIT_SCALE = softmax_scale * log2(e) as they are loaded.
+// A row is a (query, head of the KV head) pair, so the keys and values of a KV head are read and unpacked
+// once for all its query heads. Logits are in base 2: queries are multiplied by LOGIT_SCALE = softmax_scale *
+// log2(e) as they are loaded.
+//
+// Constants: HEADS_PER_KV, HEAD_DIM, ITEM_WORDS, PARTIAL_VECS, PREFILL, SOFT_CAPS, SPLIT_WORDS, TILE_WORDS.
 
 @group(0) @binding(4) var<storage, read_write> partials: array<vec4<f32>>;
 @group(1) @binding(0) var<storage, read> io: Io;
@@ -28,7 +31,8 @@ struct Logits {
     r3: vec4<f32>,
 }
 
-// Consecutive splits that extend the partial results of one tile. If the pass does not fold, the only split of a partial of its own.
+// Consecutive splits that extend the partial results of one tile. In a decode step the only split of a
+// partial of its own.
 struct Run {
     tile: u32,
     partial: u32,
@@ -41,7 +45,7 @@ struct Run {
 
 fn read_run(item: u32) -> Run {
     let at = params.first + ITEM_WORDS * item;
-    if (FOLD) {
+    if (PREFILL) {
         return Run(plan[at], plan[at + 1u], plan[at + 2u], plan[at + 3u], plan[at + 4u]);
     }
     return Run(plan[at], plan[at + 1u], at + 2u, 1u, 1u);
@@ -84,8 +88,8 @@ fn read_tile(tile: u32) -> Tile {
 // Element of the host's queries where a row's query begins.
 fn query_first(tile: Tile, head: u32, row: u32) -> u32 {
     let r = tile.first_row + row;
-    let query_head = head * HEADS_PER_GROUP + r % HEADS_PER_GROUP;
-    return io.q.offset + (tile.first_query + r / HEADS_PER_GROUP) * io.q.token_stride + query_head * io.q.head_stride;
+    let query_head = head * HEADS_PER_KV + r % HEADS_PER_KV;
+    return io.q.offset + (tile.first_query + r / HEADS_PER_KV) * io.q.token_stride + query_head * io.q.head_stride;
 }
 
 fn query_element(index: u32) -> f32 {
@@ -93,10 +97,12 @@ fn query_element(index: u32) -> f32 {
     return bitcast<f32>(finite_or_nan(element_bits(io.q.dtype, word, index)));
 }
 
-// Which of the four tokens from `token` on row `row` sees: those up to its own position, from the first of its sliding window on.
+// Which of the four tokens from `token` on row `row` sees: those up to its own position, from the first of
+// its sliding window on.
 fn sees(tile: Tile, split: Split, row: u32, token: u32) -> vec4<bool> {
-    let position = tile.position + (tile.first_row + row) / HEADS_PER_GROUP;
-    // Counts, so that nothing wraps around: of tokens up to the position, and of those before the sliding window.
+    let position = tile.position + (tile.first_row + row) / HEADS_PER_KV;
+    // Counts, so that nothing wraps around: of tokens up to the position, and of those before the sliding
+    // window.
     let end = min(max(position + 1u, split.first_position) - split.first_position, split.tokens);
     let oldest = max(position + 1u, params.sliding_window) - params.sliding_window;
     let start = max(oldest, split.first_position) - split.first_position;
@@ -104,7 +110,8 @@ fn sees(tile: Tile, split: Split, row: u32, token: u32) -> vec4<bool> {
     return (t < vec4<u32>(end)) & (t >= vec4<u32>(start));
 }
 
-// The number of tokens, which is not 0, makes the condition depend on a storage buffer: see shaders/README.md on branches on uniforms.
+// The number of tokens, which is not 0, makes the condition depend on a storage buffer: see shaders/README.md
+// on branches on uniforms.
 fn has_soft_cap(split: Split) -> bool {
     return SOFT_CAPS && ((params.soft_cap > 0.0) & (split.tokens > 0u));
 }

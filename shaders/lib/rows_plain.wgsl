@@ -1,4 +1,6 @@
 // Elements as they are, for pack.wgsl.
+//
+// Constants: PACK_TENSOR.
 
 // What `row_bits` needs to know of a block: where its list of slots begins.
 fn first_row(item: u32) -> u32 {

@@ -1,4 +1,9 @@
 // Rotated elements, for pack.wgsl: PACK_TOKENS rows at a time. lib/rotation.wgsl comes before.
+//
+// Constants: F32, HEAD_DIM, PACK_TENSOR, PACK_TOKENS, PACK_WORKGROUP, ROTATION_SCALE.
+
+const ROTATED_ROWS: u32 = PACK_TOKENS;
+const ROTATION_WORKGROUP: u32 = PACK_WORKGROUP;
 
 // What `load_rows` needs to know of a block: where its list of slots begins.
 fn first_row(item: u32) -> u32 {

@@ -1,4 +1,7 @@
-// Elements that rotate_rows.wgsl has rotated and stored, for pack.wgsl: f32 bits, [block of the pass][token][head][channel].
+// Elements that rotate_rows.wgsl has rotated and stored, for pack.wgsl: f32 bits, [block of the
+// pass][token][head][channel].
+//
+// Constants: GROUP, HEAD_DIM, KV_HEADS.
 
 @group(0) @binding(2) var<storage, read> rotated: array<u32>;
 

@@ -1,4 +1,6 @@
 // Unpacked tokens by slot: sink slots and rings, or the staging buffer.
+//
+// Constants: F32, RING_SLOTS, ROW_WORDS, STAGING_BIT, STAGING_SLOTS, TOKEN_WORDS, WINDOW_FORMAT.
 
 @group(0) @binding(2) var<storage, read> ring4: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> staging4: array<vec4<u32>>;
@@ -6,7 +8,8 @@
 const TOKEN_VECS: u32 = TOKEN_WORDS / 4u;
 const ROW_VECS: u32 = ROW_WORDS / 4u;
 
-// Slot of a token of the split. Past the last one it is the last: stale rows may hold NaN, and 0 * NaN is NaN.
+// Slot of a token of the split. Past the last one it is the last: stale rows may hold NaN, and 0 * NaN is
+// NaN.
 fn slot_of(split: Split, token: u32) -> u32 {
     return plan[params.slots + split.source + min(token, split.tokens - 1u)];
 }
@@ -20,7 +23,8 @@ fn fetch(slot: u32, tensor: u32, head: u32, v: u32) -> vec4<u32> {
     return ring4[(slot + tensor * RING_SLOTS) * TOKEN_VECS + at];
 }
 
-// Chunk `chunk` of 16 channels of a token's key or value. A chunk that reaches past the row reads its neighbour.
+// Chunk `chunk` of 16 channels of a token's key or value. A chunk that reaches past the row reads its
+// neighbour.
 fn token_channels(slot: u32, tensor: u32, head: u32, chunk: u32) -> Parts {
     if (WINDOW_FORMAT == F32) {
         return Parts(

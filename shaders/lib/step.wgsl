@@ -1,4 +1,6 @@
 // The work list of the pass: every pass reads its part of the step's plan through these two bindings.
+//
+// Constants: MAX_GROUPS.
 
 struct PassParams {
     // Word of `plan` where the pass's first work item lies, and how many items there are.
@@ -19,7 +21,7 @@ struct PassParams {
 @group(0) @binding(0) var<uniform> params: PassParams;
 @group(0) @binding(1) var<storage, read> plan: array<u32>;
 
-// More work items than one dimension holds are folded into z.
-fn work_item(group: vec3<u32>) -> u32 {
-    return group.x + group.z * MAX_GROUPS;
+// More work items than one dimension holds go on in z.
+fn work_item(workgroup: vec3<u32>) -> u32 {
+    return workgroup.x + workgroup.z * MAX_GROUPS;
 }

@@ -1,5 +1,7 @@
 // Reads single elements of unpacked tokens: sink slots and rings, or the staging buffer. Layout of both: keys
 // `[slot][kv head][row word]`, then values likewise.
+//
+// Constants: RING_SLOTS, ROW_WORDS, STAGING_BIT, STAGING_SLOTS, TOKEN_WORDS, WINDOW_FORMAT.
 
 @group(0) @binding(2) var<storage, read> ring: array<u32>;
 @group(0) @binding(3) var<storage, read> staging: array<u32>;

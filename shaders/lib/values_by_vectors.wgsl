@@ -1,7 +1,11 @@
-// Weighted sums of a packed page whose values are quantized per channel: dequantized four channels at a time. Slower than folding the parameters out, and short:
-// such values exist for comparison. lib/vectors_packed.wgsl comes before.
+// Weighted sums of a packed page whose values are quantized per channel: dequantized four channels at a time.
+// Slower than folding the parameters out, and short: such values exist for comparison.
+// lib/vectors_packed.wgsl comes before.
+//
+// Constants: VALUE_ROWS.
 
-// Adds one token with weights `p` of the two rows. A chunk that reaches past the row reads what is behind it; those sums are not written.
+// Adds one token with weights `p` of the two rows. A chunk that reaches past the row reads what is behind it;
+// those sums are not written.
 fn add_token(sums: ptr<function, Sums>, split: Split, head: u32, token: u32, chunk: u32, p: vec2<f32>) {
     let v = 4u * chunk;
     (*sums).weights += p;

@@ -1,5 +1,8 @@
 // Weighted sums of a packed page whose values are codes. Scale and minimum are folded out of the inner loop:
 //   sum_t p_t v_t = sum_t (p_t s_t) c_t + sum_t p_t m_t
+//
+// Constants: CHANNEL_GROUP, GROUP, VALUE_CODES, VALUE_COMPACT, VALUE_GROUPS, VALUE_PARAMS, VALUE_ROWS,
+// VALUE_ROW_WORDS.
 
 // Adds one token with weights `p` of the two rows.
 fn add_token(sums: ptr<function, Sums>, zero: ptr<function, vec2<f32>>, first: u32, token: u32, chunk: u32, p: vec2<f32>) {

@@ -1,6 +1,9 @@
 // Weighted sums of a packed page whose values are kept in 16 bits.
+//
+// Constants: GROUP, PACKED_FORMAT, VALUE_CODES, VALUE_ROWS, VALUE_ROW_WORDS.
 
-// Adds one token with weights `p` of the two rows. A chunk that reaches past the row reads its neighbour; those sums are not written.
+// Adds one token with weights `p` of the two rows. A chunk that reaches past the row reads its neighbour;
+// those sums are not written.
 fn add_token(sums: ptr<function, Sums>, first: u32, token: u32, chunk: u32, p: vec2<f32>) {
     let at = (first + VALUE_CODES + token * VALUE_ROW_WORDS) / 4u + 2u * chunk;
     (*sums).weights += p;

@@ -1,9 +1,8 @@
 //! The host's tensors, checked and bound to a cache.
 
-use super::buffers::filled_buffer;
+use super::buffers::{filled_buffer, now_or_never};
 use super::cache::KvCache;
 use super::io::{ABSENT, IoParams, LayerIo, TensorView, ViewParams};
-use super::pipelines::now_or_never;
 use crate::error::Error;
 use crate::format::Dtype;
 use crate::geometry::Geometry;

@@ -1,6 +1,5 @@
 //! Buffers whose creation fails with a typed error.
 
-use super::pipelines::now_or_never;
 use crate::error::Error;
 use wgpu::BufferUsages;
 
@@ -100,4 +99,14 @@ pub(super) fn write_mapped(buffer: &wgpu::Buffer, bytes: &[u8]) -> Result<(), Er
     range.map_err(|e| Error::Device(e.to_string()))?.copy_from_slice(bytes);
     buffer.unmap();
     Ok(())
+}
+
+/// The result of a future that needs no waiting, as error scopes on native do. `None` in browsers, where the answer
+/// comes later.
+pub(super) fn now_or_never<T>(future: impl Future<Output = T>) -> Option<T> {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match std::pin::pin!(future).poll(&mut context) {
+        std::task::Poll::Ready(value) => Some(value),
+        std::task::Poll::Pending => None,
+    }
 }

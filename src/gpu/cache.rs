@@ -1,12 +1,11 @@
 //! The cache: its classes of layers as one.
 
 use super::binding::LayerBinding;
-use super::class::{Class, check_limits};
+use super::class::Class;
 use super::io::LayerIo;
-use super::pipelines::{HostLayouts, Layouts};
+use super::kernels::{HostLayouts, Kernels, Progress, Variant, check_limits};
 use super::self_test::{self, SelfTest, Wrong};
 use super::step::{Part, Step};
-use super::variant::Variant;
 use super::work::Work;
 use crate::config::CacheConfig;
 use crate::error::Error;
@@ -20,10 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[derive(Debug, Clone, Copy, Default)]
 #[non_exhaustive]
 pub struct KvCacheOptions<'a> {
-    /// The host's cache of compiled pipelines.
-    pub pipeline_cache: Option<&'a wgpu::PipelineCache>,
-    /// Builds every pipeline at construction instead of at the first step that needs it.
-    pub warm_up: bool,
+    /// Kernels of the device that are shared with other caches; `None`: some of its own.
+    pub kernels: Option<&'a Kernels>,
     /// The attention kernels to run; `None`: what suits the device, see [`KvCache::variant`].
     pub variant: Option<Variant>,
     /// What is tried out on the device at construction. Default: everything.
@@ -31,10 +28,10 @@ pub struct KvCacheOptions<'a> {
 }
 
 impl<'a> KvCacheOptions<'a> {
-    /// Compiles pipelines through the host's `cache`.
+    /// Shares kernels with other caches on the device.
     #[must_use]
-    pub fn with_pipeline_cache(mut self, cache: &'a wgpu::PipelineCache) -> Self {
-        self.pipeline_cache = Some(cache);
+    pub fn with_kernels(mut self, kernels: &'a Kernels) -> Self {
+        self.kernels = Some(kernels);
         self
     }
 
@@ -51,13 +48,6 @@ impl<'a> KvCacheOptions<'a> {
         self.self_test = self_test;
         self
     }
-
-    /// Builds every pipeline at construction.
-    #[must_use]
-    pub fn with_warm_up(mut self) -> Self {
-        self.warm_up = true;
-        self
-    }
 }
 
 /// A quantized key/value cache on a host's wgpu device. See the [crate docs](crate) for an example.
@@ -72,7 +62,7 @@ pub struct KvCache {
     pub(super) classes: Vec<Class>,
     /// Of each layer: its class, and its index there.
     places: Vec<(usize, usize)>,
-    layouts: Arc<Layouts>,
+    kernels: Kernels,
     /// As [`Class::failing`], of all classes.
     failing: Arc<(AtomicU64, AtomicU64)>,
     id: CacheId,
@@ -112,21 +102,24 @@ impl KvCache {
     ) -> Result<KvCache, Error> {
         let geometries = geometries(config, &device.limits())?;
         geometries.iter().try_for_each(|g| check_limits(g, &device.limits()))?;
-        let layouts = Arc::new(Layouts::new(device));
-        let mut cache = Self::of_classes(device, queue, geometries, layouts.clone(), options).await?;
+        let kernels = match options.kernels {
+            Some(kernels) if kernels.device() != device => return Err(Error::ForeignKernels),
+            Some(kernels) => kernels.clone(),
+            None => Kernels::new(device),
+        };
+        let mut cache = Self::of_classes(device, queue, geometries, &kernels, options).await?;
         for class in 0..cache.classes.len() {
             let g = cache.classes[class].geometry();
             if g.pages() == 0 {
                 // A pool that begins empty: another cache of the kind stands in, and its kernels are taken
                 // over.
                 let smallest = vec![g.smallest()?];
-                let mut filled = Self::of_classes(device, queue, smallest, layouts.clone(), options).await?;
+                let mut filled = Self::of_classes(device, queue, smallest, &kernels, options).await?;
                 filled.try_out(0, options).await?;
-                std::mem::swap(&mut cache.classes[class].pipelines, &mut filled.classes[0].pipelines);
+                std::mem::swap(&mut cache.classes[class].kernels, &mut filled.classes[0].kernels);
             } else {
                 cache.try_out(class, options).await?;
             }
-            cache.classes[class].warm_up(options)?;
         }
         Ok(cache)
     }
@@ -139,7 +132,7 @@ impl KvCache {
             return Ok(());
         }
         loop {
-            let variant = self.classes[class].pipelines.variant();
+            let variant = self.classes[class].kernels.variant();
             let replaceable = variant != Variant::Portable && options.variant.is_none();
             let Wrong { kernel, detail } = match self_test::attention(self, class).await {
                 Ok(None) => return Ok(()),
@@ -173,7 +166,7 @@ impl KvCache {
         device: &wgpu::Device,
         queue: &wgpu::Queue,
         geometries: Vec<Geometry>,
-        layouts: Arc<Layouts>,
+        kernels: &Kernels,
         options: &KvCacheOptions<'_>,
     ) -> Result<KvCache, Error> {
         let places = Geometry::places(&geometries);
@@ -181,12 +174,12 @@ impl KvCache {
         let id = CacheId::unique();
         let mut classes = Vec::with_capacity(geometries.len());
         for g in geometries {
-            let mut class = Class::allocate(device, queue, (id, g), layouts.clone(), options).await?;
+            let mut class = Class::allocate(device, queue, (id, g), kernels, options).await?;
             class.failing = failing.clone();
             classes.push(class);
         }
-        let (device, queue) = (device.clone(), queue.clone());
-        Ok(KvCache { device, queue, classes, places, layouts, failing, id })
+        let (device, queue, kernels) = (device.clone(), queue.clone(), kernels.clone());
+        Ok(KvCache { device, queue, classes, places, kernels, failing, id })
     }
 
     /// As [`Self::new`]; blocks until the self-test has run.
@@ -245,12 +238,30 @@ impl KvCache {
     /// Features that the library uses if the device has them; none is needed. A host that wants the faster kernels requests those of them that
     /// its adapter has.
     pub fn optional_features() -> wgpu::Features {
-        Variant::ALL.into_iter().fold(wgpu::Features::empty(), |all, variant| all | variant.features())
+        Variant::ALL.iter().fold(wgpu::Features::empty(), |all, variant| all | variant.features())
+    }
+
+    /// Builds every kernel that the cache can run and that has not been built, on native from several threads. Steps
+    /// build what they need by themselves; this moves the time that it takes to where a host can show how far it is.
+    ///
+    /// `progress` is called after each kernel.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if a kernel cannot be built.
+    pub fn warm_up(&mut self, progress: impl Fn(Progress) + Sync) -> Result<(), Error> {
+        let missing: Vec<_> =
+            self.classes.iter().flat_map(|class| class.kernels.missing()).cloned().collect();
+        self.kernels.build_all(&missing, &progress)
+    }
+
+    /// The kernels of the cache, to share with others on the device.
+    pub fn kernels(&self) -> &Kernels {
+        &self.kernels
     }
 
     /// The attention kernels that the cache runs in the first layer and those with the same format.
     pub fn variant(&self) -> Variant {
-        self.classes[0].pipelines.variant()
+        self.classes[0].kernels.variant()
     }
 
     /// The attention kernels that the cache runs in a layer.
@@ -259,7 +270,7 @@ impl KvCache {
     /// [`Error::LayerOutOfRange`].
     pub fn variant_of(&self, layer: u32) -> Result<Variant, Error> {
         let (class, _) = self.place(layer)?;
-        Ok(self.classes[class].pipelines.variant())
+        Ok(self.classes[class].kernels.variant())
     }
 
     /// Layers of the model.
@@ -355,7 +366,7 @@ impl KvCache {
     ) -> Result<Step<'a>, Error> {
         let begin = |class: &mut Class| {
             let planned = class.with_room(|planner| planner.plan_step(steps))?;
-            let work = Work::new(class.geometry(), class.pipelines.variant(), &planned.plan);
+            let work = Work::new(class.geometry(), &class.kernels, &planned.plan);
             class.prepare(encoder, &work)?;
             Ok(Part { planned, work, staged: None })
         };
@@ -383,7 +394,7 @@ impl KvCache {
     }
 
     pub(super) fn host_layouts(&self) -> &HostLayouts {
-        &self.layouts.host
+        &self.kernels.layouts().host
     }
 
     /// A buffer that can be bound where a pass that reads and writes no unpacked tokens needs something to write.

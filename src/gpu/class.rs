@@ -3,12 +3,9 @@
 use super::buffers::{buffer, filled_buffer, scoped};
 use super::cache::KvCacheOptions;
 use super::io::{ABSENT, IoParams, ViewParams};
+use super::kernels::{KernelSet, Kernels, Pass, Variant};
 use super::layers::{LayerBuffers, Shared};
-use super::pipelines::{Layouts, Pipelines};
-use super::shaders::{MAX_GROUPS, Pass};
-use super::shapes::workgroup_bytes;
 use super::upload::Uploads;
-use super::variant::Variant;
 use super::work::Work;
 use crate::error::Error;
 use crate::format::Dtype;
@@ -23,8 +20,7 @@ use std::sync::atomic::AtomicU64;
 pub(super) struct Class {
     pub(super) device: wgpu::Device,
     pub(super) planner: Planner,
-    pub(super) pipelines: Pipelines,
-    pipeline_cache: Option<wgpu::PipelineCache>,
+    pub(super) kernels: KernelSet,
     pub(super) layers: Vec<LayerBuffers>,
     pub(super) shared: Shared,
     pub(super) uploads: Uploads,
@@ -38,7 +34,7 @@ impl Class {
         device: &wgpu::Device,
         queue: &wgpu::Queue,
         (cache, g): (CacheId, Geometry),
-        layouts: Arc<Layouts>,
+        store: &Kernels,
         options: &KvCacheOptions<'_>,
     ) -> Result<Class, Error> {
         let variant = Variant::choose(options.variant, device, queue, &g).await?;
@@ -48,7 +44,7 @@ impl Class {
         let plan = buffer(device, "kivi plan", g.plan_bytes(), storage | Usage::UNIFORM).await?;
         let staging = buffer(device, "kivi staging", g.staging_bytes(), storage).await?;
         let scratch = buffer(device, "kivi scratch", g.scratch_bytes(), storage).await?;
-        let pipelines = Pipelines::new(layouts, variant);
+        let layouts = store.layouts();
         let rotated = match g.rotated_bytes() {
             0 => None,
             bytes => {
@@ -56,7 +52,7 @@ impl Class {
                 Some((rows, dense_queries(device, &g)?))
             }
         };
-        let shared = || Shared::new(device, &pipelines.layouts, plan, staging, scratch, rotated);
+        let shared = || Shared::new(device, layouts, plan, staging, scratch, rotated);
         let shared = scoped(device, shared)?;
         let mut layers = Vec::with_capacity(g.layers as usize);
         for _ in 0..g.layers {
@@ -65,7 +61,7 @@ impl Class {
             for slab in 0..g.slabs() {
                 slabs.push(Some(buffer(device, "kivi slab", g.slab_bytes(slab), storage).await?));
             }
-            let layer = || LayerBuffers::new(device, &pipelines.layouts.cache, &shared, ring, slabs);
+            let layer = || LayerBuffers::new(device, &layouts.cache, &shared, ring, slabs);
             layers.push(scoped(device, layer)?);
         }
         log::info!(
@@ -80,9 +76,8 @@ impl Class {
         Ok(Class {
             uploads: Uploads::new(device, g.plan_bytes())?,
             device: device.clone(),
+            kernels: KernelSet::new(store.clone(), &g, variant),
             planner: Planner::of(cache, g),
-            pipelines,
-            pipeline_cache: options.pipeline_cache.cloned(),
             layers,
             shared,
             failing: Default::default(),
@@ -91,24 +86,11 @@ impl Class {
 
     /// Runs the attention kernels of a variant from now on.
     pub(super) fn run_variant(&mut self, variant: Variant) {
-        self.pipelines = Pipelines::new(self.pipelines.layouts.clone(), variant);
-    }
-
-    /// Builds every pass, if a host's options ask for it.
-    pub(super) fn warm_up(&mut self, options: &KvCacheOptions<'_>) -> Result<(), Error> {
-        if options.warm_up {
-            Pass::all(self.geometry()).into_iter().try_for_each(|pass| self.ensure(pass))?;
-        }
-        Ok(())
+        self.kernels = KernelSet::new(self.kernels.store.clone(), self.planner.geometry(), variant);
     }
 
     pub(super) fn geometry(&self) -> &Geometry {
         self.planner.geometry()
-    }
-
-    pub(super) fn ensure(&mut self, pass: Pass) -> Result<(), Error> {
-        let g = self.planner.geometry();
-        self.pipelines.ensure(&self.device, g, pass, self.pipeline_cache.as_ref())
     }
 
     /// Builds what `work` needs and records the upload of its words.
@@ -123,9 +105,10 @@ impl Class {
             layer.bound_across();
         }
         for dispatch in work.dispatches() {
-            self.ensure(dispatch.pass)?;
+            self.kernels.ensure(dispatch.pass)?;
             if dispatch.pass == Pass::CopyBlocksAcross {
-                let (layouts, from, to) = (&self.pipelines.layouts.cache, dispatch.source, dispatch.slab);
+                let layouts = &self.kernels.store.layouts().cache;
+                let (from, to) = (dispatch.source, dispatch.slab);
                 scoped(&self.device, || {
                     for layer in &mut self.layers {
                         layer.ensure_across(&self.device, layouts, &self.shared, from, to);
@@ -158,42 +141,4 @@ fn dense_queries(device: &wgpu::Device, g: &Geometry) -> Result<wgpu::Buffer, Er
     let q = ViewParams { offset: 0, token_stride: g.query_heads * head_stride, head_stride, dtype };
     let io = IoParams { k: absent, v: absent, q, out: absent, sinks: absent, lse: absent };
     filled_buffer(device, "kivi io", bytemuck::bytes_of(&io), wgpu::BufferUsages::STORAGE)
-}
-
-pub(super) fn check_limits(g: &Geometry, limits: &wgpu::Limits) -> Result<(), Error> {
-    let need = |limit, available: u64, needed: u64, what, instead| {
-        if available >= needed {
-            Ok(())
-        } else {
-            Err(Error::LimitTooLow { limit, available, needed, what, instead })
-        }
-    };
-    let other = "use another device";
-    let what = "the attention kernels";
-    let buffers = u64::from(limits.max_storage_buffers_per_shader_stage);
-    need("max_storage_buffers_per_shader_stage", buffers, 8, what, other)?;
-    let memory = u64::from(limits.max_compute_workgroup_storage_size);
-    let least = u64::from(workgroup_bytes(g, Variant::Portable));
-    need(
-        "max_compute_workgroup_storage_size",
-        memory,
-        least,
-        what,
-        "use a smaller head_dim or larger groups",
-    )?;
-    let invocations = u64::from(limits.max_compute_invocations_per_workgroup);
-    need("max_compute_invocations_per_workgroup", invocations, 256, what, other)?;
-    let width = u64::from(limits.max_compute_workgroup_size_x);
-    need("max_compute_workgroup_size_x", width, 256, what, other)?;
-    let groups = u64::from(limits.max_compute_workgroups_per_dimension);
-    need("max_compute_workgroups_per_dimension", groups, MAX_GROUPS.into(), "long work lists", other)?;
-    let most = g.plan_bytes().max(g.promised_plan_bytes);
-    let instead = "lower max_sequences, max_batch_tokens or capacity";
-    need(
-        "max_storage_buffer_binding_size",
-        limits.max_storage_buffer_binding_size,
-        most,
-        "a step's plan",
-        instead,
-    )
 }

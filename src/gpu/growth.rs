@@ -2,7 +2,8 @@
 
 use super::buffers::{buffer_now, scoped};
 use super::cache::KvCache;
-use super::class::{Class, check_limits};
+use super::class::Class;
+use super::kernels::check_limits;
 use super::layers::{Rotated, Shared};
 use crate::error::Error;
 use crate::format::PAGE_TOKENS;
@@ -76,19 +77,20 @@ impl Class {
         log::debug!("the pool grows to {} pages in {} slabs per layer", g.pages(), g.slabs());
         let device = self.device.clone();
         scoped(&device, || {
-            let layouts = &self.pipelines.layouts.cache;
+            let layouts = self.kernels.store.layouts();
             if plan.is_some() || scratch.is_some() {
                 let plan = plan.unwrap_or_else(|| self.shared.plan.clone());
                 let scratch = scratch.unwrap_or_else(|| self.shared.scratch.clone());
                 let staging = self.shared.staging.clone();
                 let rotated = self.shared.rotated.as_ref().map(Rotated::buffers);
-                self.shared = Shared::new(&device, &self.pipelines.layouts, plan, staging, scratch, rotated);
+                self.shared = Shared::new(&device, layouts, plan, staging, scratch, rotated);
                 let old = std::mem::take(&mut self.layers);
-                self.layers = old.into_iter().map(|l| l.rebound(&device, layouts, &self.shared)).collect();
+                self.layers =
+                    old.into_iter().map(|l| l.rebound(&device, &layouts.cache, &self.shared)).collect();
             }
             for (layer, buffers) in self.layers.iter_mut().zip(new) {
                 for (&slab, buffer) in slabs.iter().zip(buffers) {
-                    layer.add_slab(&device, layouts, &self.shared, slab as usize, buffer);
+                    layer.add_slab(&device, &layouts.cache, &self.shared, slab as usize, buffer);
                 }
             }
         })?;

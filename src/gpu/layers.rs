@@ -1,6 +1,6 @@
 //! The buffers of a cache, and the bind groups of group 0 that read and write them.
 
-use super::pipelines::{CacheLayouts, Layouts};
+use super::kernels::{CacheLayouts, Layouts};
 use super::work::PassParams;
 use std::collections::HashMap;
 

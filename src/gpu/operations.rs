@@ -146,7 +146,7 @@ impl Class {
         if applied.plan.is_empty() {
             return Ok(None);
         }
-        let work = Work::new(self.planner.geometry(), self.pipelines.variant(), &applied.plan);
+        let work = Work::new(self.planner.geometry(), &self.kernels, &applied.plan);
         self.prepare(encoder, &work)?;
         Ok(Some(work))
     }

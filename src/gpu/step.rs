@@ -4,7 +4,7 @@ use super::binding::LayerBinding;
 use super::cache::KvCache;
 use super::class::Class;
 use super::io::LayerIo;
-use super::shaders::Pass;
+use super::kernels::Pass;
 use super::work::{Dispatch, Work};
 use crate::error::Error;
 use crate::plan::{Operation, PlannedStep, StepPlan, the_same};
@@ -216,8 +216,8 @@ impl Class {
                 Pass::Pack(_) => slab().map(|s| &s.pack),
                 Pass::RotateRows(_) => buffers.rotate.as_ref(),
                 Pass::RotateQueries => rotated.map(|rotated| &rotated.target),
-                Pass::AttendHistory(_) | Pass::FoldHistory => slab().map(|s| &s.history),
-                Pass::AttendWindow(_) | Pass::FoldWindow => Some(&buffers.window),
+                Pass::DecodePacked(_) | Pass::PrefillPacked => slab().map(|s| &s.history),
+                Pass::DecodeUnpacked(_) | Pass::PrefillUnpacked => Some(&buffers.window),
                 Pass::Merge(_) => Some(&self.shared.merge),
                 Pass::CopyTokens => Some(&buffers.copy_tokens),
                 Pass::CopyBlocks => slab().map(|s| &s.copy),
@@ -227,13 +227,13 @@ impl Class {
             let host = binding.and_then(|binding| match dispatch.pass {
                 Pass::Append => binding.append.as_ref(),
                 Pass::Merge(_) => binding.output.as_ref(),
-                Pass::AttendHistory(_) | Pass::FoldHistory if layout.keys.rotated => {
+                Pass::DecodePacked(_) | Pass::PrefillPacked if layout.keys.rotated => {
                     rotated.map(|rotated| &rotated.queries)
                 }
                 _ => binding.queries.as_ref(),
             });
             // `prepare` has built all of them, and `check_step` knows that the binding has what the pass needs.
-            let (Some(pipeline), Some(group)) = (self.pipelines.get(dispatch.pass), group) else { continue };
+            let (Some(pipeline), Some(group)) = (self.kernels.get(dispatch.pass), group) else { continue };
             pass.set_pipeline(pipeline);
             pass.set_bind_group(0, group, &[dispatch.params]);
             if let Some(host) = host {

@@ -1,8 +1,6 @@
 //! A step's plan in the words that shaders read, and the dispatches that read them.
 
-use super::shaders::{COPY_WORDS, MAX_GROUPS, Pass};
-use super::shapes::{attend_groups, batches, items_each};
-use super::variant::Variant;
+use super::kernels::{KernelSet, Pass};
 use crate::format::Tensor;
 use crate::geometry::{Geometry, ITEM_WORDS, PLAN_PARAMS_STRIDE, SPLIT_WORDS, TILE_WORDS};
 use crate::plan::{BlockCopyRange, FoldPass, SlabRange, StepPlan};
@@ -57,7 +55,7 @@ pub(super) struct Work {
 }
 
 impl Work {
-    pub(super) fn new(g: &Geometry, variant: Variant, plan: &StepPlan) -> Work {
+    pub(super) fn new(g: &Geometry, kernels: &KernelSet, plan: &StepPlan) -> Work {
         let passes = passes_of(g, plan);
         let stride = PLAN_PARAMS_STRIDE / 4;
         let mut words = vec![0; passes.len() * stride as usize];
@@ -105,18 +103,19 @@ impl Work {
         let mut work = Work::default();
         for (i, PassWork { pass, class, slab, source, range, heads }) in passes.into_iter().enumerate() {
             let (start, count) = (range.start, range.end - range.start);
-            let (first, count) = match pass {
-                Pass::Append => (writes + 2 * start, count),
-                Pass::Pack(_) => (packs + 2 * start, count),
-                Pass::RotateRows(_) => (packs + 2 * start, count * g.layout.group),
-                Pass::RotateQueries => (0, count * g.heads_per_group),
-                Pass::AttendHistory(_) | Pass::AttendWindow(_) => (items + ITEM_WORDS * start, count),
-                Pass::FoldHistory | Pass::FoldWindow => (runs + ITEM_WORDS * start, count),
-                Pass::Merge(rows) => (tiles + TILE_WORDS * start, count * rows),
-                Pass::CopyTokens => (token_copies + 2 * start, count),
-                Pass::CopyBlocks | Pass::CopyBlocksAcross => (block_copies + 2 * start, count),
-                Pass::Unpack | Pass::UnpackRotated(_) => (unpacks + 3 * start, count),
+            let first = match pass {
+                Pass::Append => writes + 2 * start,
+                Pass::Pack(_) | Pass::RotateRows(_) => packs + 2 * start,
+                Pass::RotateQueries => 0,
+                Pass::DecodePacked(_) | Pass::DecodeUnpacked(_) => items + ITEM_WORDS * start,
+                Pass::PrefillPacked | Pass::PrefillUnpacked => runs + ITEM_WORDS * start,
+                Pass::Merge(_) => tiles + TILE_WORDS * start,
+                Pass::CopyTokens => token_copies + 2 * start,
+                Pass::CopyBlocks | Pass::CopyBlocksAcross => block_copies + 2 * start,
+                Pass::Unpack | Pass::UnpackRotated(_) => unpacks + 3 * start,
             };
+            let grid = kernels.grid(pass);
+            let count = count * grid.per_record;
             let (first_head, heads) = (heads.start, heads.end - heads.start);
             let attention = class.map(|c| g.attention_classes[c as usize]).unwrap_or_default();
             let params = PassParams {
@@ -134,23 +133,13 @@ impl Work {
             };
             let at = i * stride as usize;
             words[at..at + 8].copy_from_slice(bytemuck::cast_slice(&[params]));
-            let y = match pass {
-                Pass::Unpack if g.layout.keys.rotated || g.layout.values.rotated => {
-                    g.token_words().div_ceil(64)
-                }
-                Pass::Append | Pass::CopyTokens | Pass::Unpack => (2 * g.token_words()).div_ceil(64),
-                Pass::UnpackRotated(_) | Pass::RotateRows(_) | Pass::RotateQueries => g.layout.kv_heads,
-                Pass::CopyBlocks | Pass::CopyBlocksAcross => g.layout.block_words().div_ceil(COPY_WORDS),
-                _ => attend_groups(g, variant, pass, heads),
-            };
-            let x = count.div_ceil(items_each(variant, pass, count)) * batches(g, pass);
             let dispatch = Dispatch {
                 pass,
                 class,
                 slab: slab as usize,
                 source: source as usize,
                 params: i as u32 * PLAN_PARAMS_STRIDE,
-                groups: [x.min(MAX_GROUPS), y, x.div_ceil(MAX_GROUPS)],
+                groups: grid.workgroups(count, heads),
             };
             match pass {
                 Pass::Append => work.append = Some(dispatch),
@@ -200,13 +189,13 @@ fn passes_of(g: &Geometry, plan: &StepPlan) -> Vec<PassWork> {
     for round in &plan.rounds {
         let (rows, heads, class) = (round.row_tile, &round.heads, Some(round.class));
         for SlabRange { slab, items } in &round.history {
-            push(Pass::AttendHistory(rows), class, *slab, items, heads);
+            push(Pass::DecodePacked(rows), class, *slab, items, heads);
         }
-        push(Pass::AttendWindow(rows), class, 0, &round.window, heads);
+        push(Pass::DecodeUnpacked(rows), class, 0, &round.window, heads);
         for FoldPass { slab, runs } in &round.fold {
             match slab {
-                Some(slab) => push(Pass::FoldHistory, class, *slab, runs, heads),
-                None => push(Pass::FoldWindow, class, 0, runs, heads),
+                Some(slab) => push(Pass::PrefillPacked, class, *slab, runs, heads),
+                None => push(Pass::PrefillUnpacked, class, 0, runs, heads),
             }
         }
         push(Pass::Merge(rows), class, 0, &round.tiles, heads);

@@ -2,7 +2,7 @@
 
 use super::cache::{AttentionOutput, LayerInput};
 use super::{Partial, Row, Tensor, Tokens, Unpacked};
-use super::{append::append, attend_history::attend_history, attend_window::attend_window};
+use super::{append::append, attend_packed::attend_packed, attend_unpacked::attend_unpacked};
 use super::{copy_blocks::copy_blocks, copy_tokens::copy_tokens, merge::merge, pack_block, unpack::unpack};
 use crate::error::Error;
 use crate::geometry::Geometry;
@@ -249,11 +249,11 @@ fn tile_partials(
     let attend = |slab: Option<u32>, item: &AttendItem| match slab {
         Some(slab) => {
             let page = item.source as usize * g.layout.block_words() as usize;
-            attend_history(g, &memory.slabs[slab as usize][page..], item, head, rows)
+            attend_packed(g, &memory.slabs[slab as usize][page..], item, head, rows)
         }
         None => {
             let slots = &plan.slots[item.source as usize..][..item.tokens as usize];
-            attend_window(g, Tokens { ring: &memory.ring, staging }, slots, item, head, rows)
+            attend_unpacked(g, Tokens { ring: &memory.ring, staging }, slots, item, head, rows)
         }
     };
     // Partials of the tile's own by their place, which is in order of position.

@@ -4,8 +4,8 @@
 //! over being fast.
 
 pub mod append;
-pub mod attend_history;
-pub mod attend_window;
+pub mod attend_packed;
+pub mod attend_unpacked;
 pub mod copy_blocks;
 pub mod copy_tokens;
 pub mod merge;

@@ -1,6 +1,6 @@
 //! Packed tokens return to the window: dequantized, then through the entry function.
 
-use super::attend_history::read;
+use super::attend_packed::read;
 use super::{Tensor, Unpacked, put};
 use crate::format::{dequantize, unrotate, widen};
 use crate::geometry::Geometry;

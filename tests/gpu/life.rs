@@ -1,6 +1,6 @@
 //! The life of a cache: batches that lose rows, growth, rollback, what it takes of the device's memory.
 
-use crate::support::{Pair, Tensors, device, new_device};
+use crate::support::{Pair, Tensors, device, kernels, new_device};
 use kivi_wgpu::{
     CacheConfig, Dtype, Error, KvCache, KvCacheOptions, LayerIo, SelfTest, SequenceId, SequenceStep,
     TensorView, Variant, wgpu,
@@ -303,7 +303,7 @@ fn futures_can_be_sent() {
     }
     let (device, queue) = device();
     let config = config();
-    let options = KvCacheOptions::default().with_variant(Variant::Portable);
+    let options = KvCacheOptions::default().with_variant(Variant::Portable).with_kernels(kernels());
     let mut cache =
         pollster::block_on(sent(KvCache::with_options(device, queue, &config, &options))).unwrap();
     let s = cache.create_sequence().unwrap();

@@ -9,7 +9,7 @@ use kivi_wgpu::{
 
 /// Pairs of every variant that can run a configuration here.
 fn pairs(config: &CacheConfig) -> impl Iterator<Item = Pair> {
-    Variant::ALL.into_iter().filter_map(|variant| match Pair::with_variant(config, variant) {
+    Variant::ALL.iter().copied().filter_map(|variant| match Pair::with_variant(config, variant) {
         Ok(mut pair) => {
             // What matters here is which rows are numbers.
             pair.noise = if variant == Variant::IntegerDot { 1.0 } else { 0.0 };

@@ -3,7 +3,7 @@
 use crate::reference::NaiveSequence;
 use crate::reference::contents::Contents;
 use crate::reference::program::{Executor, Machine, Op, Work, program};
-use crate::support::{POISON, decode, device, poison, poisoned_buffer, read_buffer, storage_buffer};
+use crate::support::{POISON, decode, device, kernels, poison, poisoned_buffer, read_buffer, storage_buffer};
 use kivi_wgpu::{
     Bits, CacheConfig, Dtype, Error, Geometry, KvCache, KvCacheOptions, LayerIo, Operation, SequenceId,
     SequenceStep, Snapshot, Step, TensorFormat, TensorView, Variant, wgpu,
@@ -204,7 +204,7 @@ fn run_programs(config: CacheConfig, pages_per_slab: u64, cases: u32) {
     let page = Geometry::new(&config, 128 << 20).unwrap().layout.page_words() * 4;
     let config = config.with_max_slab_bytes(page * pages_per_slab);
     let (device, queue) = device();
-    let options = KvCacheOptions::default();
+    let options = KvCacheOptions::default().with_kernels(kernels());
     // Integer dot products have an error of their own, which other tests measure.
     let mut cache = KvCache::with_options_blocking(device, queue, &config, &options).unwrap();
     if cache.variant() == Variant::IntegerDot {

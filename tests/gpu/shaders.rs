@@ -2,6 +2,7 @@
 
 use kivi_wgpu::gpu::{IoParams, Pass, PassParams, ViewParams};
 use kivi_wgpu::{Bits, CacheConfig, Dtype, Geometry, TensorFormat, Variant, ZeroPoint};
+use std::collections::BTreeSet;
 use std::mem::{offset_of, size_of};
 
 fn geometries() -> Vec<Geometry> {
@@ -57,9 +58,9 @@ fn capabilities(variant: Variant) -> naga::valid::Capabilities {
 
 #[test]
 fn every_shader_is_valid_with_its_variants_features_and_within_default_limits() {
-    let mut checked = [0; Variant::ALL.len()];
+    let mut checked = vec![0; Variant::ALL.len()];
     for g in geometries() {
-        for (variant, checked) in Variant::ALL.into_iter().zip(&mut checked) {
+        for (variant, checked) in Variant::ALL.iter().copied().zip(&mut checked) {
             if variant.supports(&g).is_err() {
                 continue;
             }
@@ -87,6 +88,8 @@ fn every_shader_is_valid_with_its_variants_features_and_within_default_limits() 
                     workgroup_bytes <= 16384,
                     "{pass:?}, {g:?}: {workgroup_bytes} bytes of workgroup memory"
                 );
+                let declared = pass.workgroup_bytes(&g, variant);
+                assert_eq!(workgroup_bytes, declared, "{pass:?} of {variant:?}, {:?}", g.layout);
                 assert!(storage_buffers <= 8, "{pass:?}: {storage_buffers} storage buffers");
                 let [x, y, z] = module.entry_points[0].workgroup_size;
                 assert!(x * y * z <= 256, "{pass:?}: {x} invocations");
@@ -95,6 +98,77 @@ fn every_shader_is_valid_with_its_variants_features_and_within_default_limits() 
         }
     }
     assert!(checked[0] > 500 && checked[1..].iter().all(|n| *n > 50), "{checked:?}");
+}
+
+/// Identifiers in capitals of a shader's code, and those of them that it defines.
+fn constants(text: &str) -> [BTreeSet<String>; 2] {
+    let code: String = text.lines().map(|line| line.split("//").next().unwrap_or_default()).fold(
+        String::new(),
+        |mut code, line| {
+            code.push_str(line);
+            code.push('\n');
+            code
+        },
+    );
+    let words: Vec<&str> = code.split(|c: char| !(c.is_alphanumeric() || c == '_')).collect();
+    let in_capitals = |word: &&str| {
+        let letters = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+        word.len() > 1 && word.starts_with(|c: char| c.is_ascii_uppercase()) && word.chars().all(letters)
+    };
+    let used = words.iter().filter(|word| in_capitals(word)).map(|word| word.to_string()).collect();
+    let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
+    let defined =
+        words.windows(2).filter(|pair| pair[0] == "const").map(|pair| pair[1].to_string()).collect();
+    [used, defined]
+}
+
+/// The constants that the head of a shader declares.
+fn declared(text: &str) -> BTreeSet<String> {
+    let head =
+        text.lines().take_while(|line| line.starts_with("//")).map(|line| line.trim_start_matches('/'));
+    let head = head.map(str::trim).collect::<Vec<_>>().join(" ");
+    let list = head.split_once("Constants: ").map_or("", |(_, list)| list);
+    let list = list.split_once('.').map_or("", |(list, _)| list);
+    list.split(", ").filter(|name| !name.is_empty()).map(str::to_string).collect()
+}
+
+/// A prelude has what the heads of its files name. So they name what the files read, and nothing else.
+#[test]
+fn the_heads_of_shaders_name_the_constants_that_they_read() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for folder in ["shaders", "shaders/lib"] {
+        for entry in std::fs::read_dir(root.join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "wgsl") {
+                files.push((path.display().to_string(), std::fs::read_to_string(&path).unwrap()));
+            }
+        }
+    }
+    let everywhere: BTreeSet<String> =
+        files.iter().flat_map(|(_, text)| constants(text)[1].clone()).collect();
+    for (path, text) in &files {
+        let [used, _] = constants(text);
+        let read: BTreeSet<String> = used.difference(&everywhere).cloned().collect();
+        assert_eq!(declared(text), read, "{path} should say: Constants: {read:?}");
+    }
+}
+
+/// The Rust that a kernel is tested against is there, and the head of its shader names it.
+#[test]
+fn every_kernel_has_a_twin() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    for g in geometries().iter().step_by(9) {
+        for &variant in Variant::ALL.iter().filter(|variant| variant.supports(g).is_ok()) {
+            for pass in Pass::all(g) {
+                let twin = pass.twin(g, variant);
+                assert!(root.join(twin).is_file(), "{twin}");
+                let file = format!("shaders/{}.wgsl", pass.source(g, variant).file());
+                let text = std::fs::read_to_string(root.join(&file)).unwrap();
+                assert!(text.contains(twin), "{file} should name {twin}");
+            }
+        }
+    }
 }
 
 /// Variables of functions that are declared without an initial value, by line.
@@ -208,10 +282,10 @@ fn the_readme_lists_every_binding() {
     let rotated =
         config.clone().with_formats(config.format.keys.with_rotation(), config.format.values.with_rotation());
     let rotated = Geometry::new(&rotated, 128 << 20).unwrap();
-    let geometries = Variant::ALL.map(|v| (v, &g)).into_iter().chain([(Variant::Portable, &rotated)]);
+    let geometries = Variant::ALL.iter().map(|v| (*v, &g)).chain([(Variant::Portable, &rotated)]);
     for (variant, g) in geometries {
         variant.supports(g).unwrap();
-        let small = |p: &Pass| !matches!(p, Pass::AttendHistory(r) | Pass::AttendWindow(r) | Pass::Merge(r) if *r > 1);
+        let small = |p: &Pass| !matches!(p, Pass::DecodePacked(r) | Pass::DecodeUnpacked(r) | Pass::Merge(r) if *r > 1);
         for pass in Pass::all(g).into_iter().filter(small) {
             let module = parse(pass, g, variant);
             let mut rows = Vec::new();

@@ -6,7 +6,7 @@ mod adapters;
 use half::{bf16, f16};
 use kivi_wgpu::oracle::{AttentionOutput, CpuCache, LayerInput};
 use kivi_wgpu::{
-    CacheConfig, Dtype, Error, KvCache, KvCacheOptions, LayerIo, Operation, SelfTest, SequenceId,
+    CacheConfig, Dtype, Error, Kernels, KvCache, KvCacheOptions, LayerIo, Operation, SelfTest, SequenceId,
     SequenceStep, TensorView, Variant, wgpu,
 };
 use std::cell::RefCell;
@@ -16,14 +16,25 @@ use std::sync::OnceLock;
 /// A cache of which only the words are tried out: the tests try out attention, and building all kernels takes
 /// a software adapter long.
 pub fn new_cache(device: &wgpu::Device, queue: &wgpu::Queue, config: &CacheConfig) -> Result<KvCache, Error> {
+    KvCache::with_options_blocking(device, queue, config, &options_on(device))
+}
+
+/// The kernels of the device of all tests.
+pub fn kernels() -> &'static Kernels {
+    static KERNELS: OnceLock<Kernels> = OnceLock::new();
+    KERNELS.get_or_init(|| Kernels::new(&device().0))
+}
+
+/// Only the words are tried out; caches on the device of all tests share kernels.
+pub fn options_on(device: &wgpu::Device) -> KvCacheOptions<'static> {
     let options = KvCacheOptions::default().with_self_test(SelfTest::Words);
-    KvCache::with_options_blocking(device, queue, config, &options)
+    if *device == self::device().0 { options.with_kernels(kernels()) } else { options }
 }
 
 /// The same with the kernels of a variant.
 pub fn new_cache_of(config: &CacheConfig, variant: Variant) -> Result<KvCache, Error> {
     let (device, queue) = device();
-    let options = KvCacheOptions::default().with_variant(variant).with_self_test(SelfTest::Words);
+    let options = options_on(device).with_variant(variant);
     KvCache::with_options_blocking(device, queue, config, &options)
 }
 
@@ -247,7 +258,7 @@ impl Pair {
     pub fn with_variant(config: &CacheConfig, variant: Variant) -> Result<Pair, Error> {
         let (device, queue) = device();
         // Attention is what the tests try out.
-        let options = KvCacheOptions::default().with_variant(variant).with_self_test(SelfTest::Words);
+        let options = options_on(device).with_variant(variant);
         let gpu = KvCache::with_options_blocking(device, queue, config, &options)?;
         poison(&gpu);
         // The same slabs as the GPU's, so that both run one plan.

@@ -5,8 +5,8 @@
 
 use crate::support::{Random, device, full, poisoned_buffer, read_buffer, skipped, storage_buffer};
 use kivi_wgpu::{
-    Bits, CacheConfig, Dtype, Error, KvCache, KvCacheOptions, LayerAttention, LayerIo, SelfTest, SequenceId,
-    SequenceStep, TensorView, Variant, wgpu,
+    Bits, CacheConfig, Dtype, Error, KvCache, LayerAttention, LayerIo, SequenceId, SequenceStep, TensorView,
+    Variant, wgpu,
 };
 
 const QUERY_HEADS: usize = 4;
@@ -88,7 +88,7 @@ impl Case {
                 .with_residual_window(32)
                 .with_sink_tokens(sinks)
                 .with_layer_attention(attention.to_vec());
-        let options = KvCacheOptions::default().with_variant(variant).with_self_test(SelfTest::Words);
+        let options = crate::support::options_on(&device().0).with_variant(variant);
         let mut cache = KvCache::with_options_blocking(&device().0, &device().1, &config, &options)?;
         let sequence = cache.create_sequence()?;
         let (attention, tokens) = (attention.to_vec(), Tokens::default());

@@ -1,10 +1,10 @@
 //! Every variant of the attention kernels that the device can run, against the f64 oracle, each within its own tolerance.
 
-use crate::support::{Pair, device, full, may_be_missing, skipped};
+use crate::support::{Pair, device, full, kernels, may_be_missing, options_on, skipped};
 use kivi_wgpu::gpu::KvCacheOptions;
 use kivi_wgpu::{
-    Bits, CacheConfig, Dtype, Error, Geometry, KvCache, LayerAttention, Preset, SelfTest, SequenceStep,
-    TensorFormat, Variant, wgpu,
+    Bits, CacheConfig, Dtype, Error, Geometry, KvCache, LayerAttention, Preset, SequenceStep, TensorFormat,
+    Variant, wgpu,
 };
 
 /// Tolerance of [`Variant::IntegerDot`] on standard normal data with outliers among the values, relative to the norm of the output row; on average a
@@ -14,7 +14,7 @@ const INTEGER_DOT_NOISE: f64 = 0.3;
 /// A pair for each variant but the portable one, which the other tests use; those that the device lacks are named on stderr.
 fn pairs(config: &CacheConfig) -> Vec<Pair> {
     let g = Geometry::new(config, 128 << 20).unwrap();
-    let others = Variant::ALL.into_iter().filter(|v| *v != Variant::Portable && v.supports(&g).is_ok());
+    let others = Variant::ALL.iter().copied().filter(|v| *v != Variant::Portable && v.supports(&g).is_ok());
     others
         .filter_map(|variant| match Pair::with_variant(config, variant) {
             Ok(mut pair) => {
@@ -222,9 +222,9 @@ fn the_self_test_passes() {
         let g = Geometry::new(&config, 128 << 20).unwrap();
         // Kernels take a software adapter long to build: other variants with every format once.
         let all = full() || i < Preset::ALL.len();
-        let variants = Variant::ALL.into_iter().filter(|v| *v == Variant::Portable || all);
+        let variants = Variant::ALL.iter().copied().filter(|v| *v == Variant::Portable || all);
         for variant in variants.filter(|v| v.supports(&g).is_ok()) {
-            let options = KvCacheOptions::default().with_variant(variant);
+            let options = KvCacheOptions::default().with_variant(variant).with_kernels(kernels());
             match KvCache::with_options_blocking(device, queue, &config, &options) {
                 Ok(cache) => assert_eq!(cache.variant(), variant),
                 Err(Error::VariantUnavailable { needed, .. }) if may_be_missing(variant) => {
@@ -240,11 +240,11 @@ fn the_self_test_passes() {
 fn variants_can_be_chosen_and_refused() {
     let (device, queue) = device();
     let build = |config: &CacheConfig, variant| {
-        let options = KvCacheOptions::default().with_variant(variant).with_self_test(SelfTest::Words);
+        let options = options_on(device).with_variant(variant);
         KvCache::with_options_blocking(device, queue, config, &options).map(|cache| cache.variant())
     };
     let config = CacheConfig::new(1, 4, 1, 64);
-    for variant in Variant::ALL {
+    for &variant in Variant::ALL {
         match build(&config, variant) {
             Ok(built) => assert_eq!(built, variant),
             Err(Error::VariantUnavailable { needed, .. }) if may_be_missing(variant) => {

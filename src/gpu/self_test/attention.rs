@@ -7,9 +7,8 @@
 use super::super::buffers::{buffer, filled_buffer, scoped};
 use super::super::cache::KvCache;
 use super::super::io::LayerIo;
+use super::super::kernels::{KernelSet, Pass};
 use super::super::read::{Gather, submit_and_read};
-use super::super::shapes::by_dots;
-use super::super::variant::Variant;
 use super::super::work::Work;
 use super::{Noise, Wrong, block_elements, content, upload, view};
 use crate::config::LayerAttention;
@@ -68,10 +67,11 @@ pub(in super::super) async fn attention(cache: &mut KvCache, class: usize) -> Re
     let parts = [Part::Window, Part::History, Part::Both];
     let trials: Vec<Trial> = counts.iter().flat_map(|n| parts.map(|part| trial(*n, part))).collect();
     let outputs = run(cache, class, &g, &keys, &values, &queries, &trials).await?;
-    let variant = cache.classes[class].pipelines.variant();
+    let kernels = &cache.classes[class].kernels;
+    let variant = kernels.variant();
     let of_counts = counts.iter().zip(outputs.chunks(3).zip(trials.chunks(3)));
     let mut wrong = of_counts.filter_map(|(&queries, (outputs, trials))| {
-        let difference = |i: usize| difference(&g, variant, &outputs[i], &trials[i]);
+        let difference = |i: usize| difference(&g, kernels, &outputs[i], &trials[i]);
         let (stem, detail) = culprit(&g, queries, [0, 1, 2].map(difference))?;
         let kernel = format!("{stem} ({} rows, {variant:?})", g.row_tile(queries));
         Some(Wrong { kernel, detail })
@@ -83,11 +83,11 @@ pub(in super::super) async fn attention(cache: &mut KvCache, class: usize) -> Re
 fn culprit(g: &Geometry, queries: u32, wrong: [Option<String>; 3]) -> Option<(&'static str, String)> {
     let folds = g.folds(queries);
     let (window, history) = match (folds, g.layout.keys.rotated) {
-        (true, false) => ("fold_window", "fold_history"),
-        (false, false) => ("attend_window", "attend_history"),
+        (true, false) => ("prefill_unpacked", "prefill_packed"),
+        (false, false) => ("decode_unpacked", "decode_packed"),
         // Only packed keys meet rotated queries.
-        (true, true) => ("fold_window", "fold_history or rotate_queries"),
-        (false, true) => ("attend_window", "attend_history or rotate_queries"),
+        (true, true) => ("prefill_unpacked", "prefill_packed or rotate_queries"),
+        (false, true) => ("decode_unpacked", "decode_packed or rotate_queries"),
     };
     match wrong {
         [None, None, None] => None,
@@ -148,10 +148,9 @@ async fn run(
     }
 
     let class = &mut cache.classes[class];
-    let variant = class.pipelines.variant();
     let content = content(g);
     let plans = content.iter().chain(trials.iter().map(|trial| &trial.plan));
-    let works: Vec<Work> = plans.map(|plan| Work::new(g, variant, plan)).collect();
+    let works: Vec<Work> = plans.map(|plan| Work::new(g, &class.kernels, plan)).collect();
     works.iter().try_for_each(|work| class.build_for(work))?;
     // One buffer for all of them: those that recycle plans are left to the host's steps.
     let words: Vec<u32> = works.iter().flat_map(|work| &work.words).copied().collect();
@@ -185,13 +184,15 @@ async fn run(
 /// The first row that is off by more than the kernels' bound.
 fn difference(
     g: &Geometry,
-    variant: Variant,
+    kernels: &KernelSet,
     (out, lse): &(Vec<f32>, Vec<f32>),
     Trial { queries, part, expected, .. }: &Trial,
 ) -> Option<String> {
     let head_dim = g.layout.head_dim as usize;
     // Tiles of many rows and long chunks have f32 products.
-    let rounds = *part != Part::Window && !g.folds(*queries) && by_dots(g, variant, g.row_tile(*queries));
+    let rounds = *part != Part::Window
+        && !g.folds(*queries)
+        && kernels.rounds_queries(Pass::DecodePacked(g.row_tile(*queries)));
     let noise = if rounds { INTEGER_DOT } else { 0.0 };
     let rows = out.chunks(head_dim).zip(expected.out.chunks(head_dim));
     rows.enumerate().find_map(|(row, (out, reference))| {
@@ -214,7 +215,7 @@ mod tests {
     use super::*;
     use crate::config::CacheConfig;
     use crate::gpu::cache::KvCacheOptions;
-    use crate::gpu::shaders::Pass;
+    use crate::gpu::kernels::{Pass, Variant};
     use std::io::Write;
 
     fn device() -> (wgpu::Device, wgpu::Queue) {
@@ -258,15 +259,20 @@ mod tests {
         let channels = "    for (var first = 0u; first < HEAD_VECS; first += CHUNK_VECS) {";
         let splits = "    for (var i = 0u; i < run.splits; i++) {";
         let portable: Vec<(Pass, &str, Edit)> = vec![
-            (Pass::AttendHistory(16), "attend_history", moved("        var part = Logits();", keys)),
-            (Pass::FoldHistory, "fold_history", moved("        var part = TileLogits();", channels)),
-            (Pass::FoldHistory, "fold_history", moved("            var part = TileSums();", splits)),
-            (Pass::AttendWindow(16), "attend_window", edit("highest = max(highest, sh[", "highest = (sh[")),
+            (Pass::DecodePacked(16), "decode_packed", moved("        var part = Logits();", keys)),
+            (Pass::PrefillPacked, "prefill_packed", moved("        var part = TileLogits();", channels)),
+            (Pass::PrefillPacked, "prefill_packed", moved("            var part = TileSums();", splits)),
+            (
+                Pass::DecodeUnpacked(16),
+                "decode_unpacked",
+                edit("highest = max(highest, sh[", "highest = (sh["),
+            ),
             (Pass::Merge(16), "merge", edit("sum = fma(weight, head_part.y, sum)", "sum = head_part.y")),
             (Pass::Merge(16), "merge", edit("const LN_2: f32 = 0.69", "const LN_2: f32 = 0.70")),
         ];
-        let dots = vec![(Pass::AttendHistory(8), "attend_history", edit("q.w, c3)", "q.w, c2)"))];
-        let clusters = vec![(Pass::FoldWindow, "fold_window", edit("total *= shrink", "total *= 1.0"))];
+        let dots = vec![(Pass::DecodePacked(8), "decode_packed", edit("q.w, c3)", "q.w, c2)"))];
+        let clusters =
+            vec![(Pass::PrefillUnpacked, "prefill_unpacked", edit("total *= shrink", "total *= 1.0"))];
         let (device, queue) = device();
         for (variant, heads, cases) in [
             (Variant::Portable, 16, portable),
@@ -284,9 +290,8 @@ mod tests {
                 }
                 Err(other) => panic!("{other}"),
             };
-            let g = cache.classes[0].geometry().clone();
             for (pass, name, edit) in cases {
-                cache.classes[0].pipelines.break_pass(&device, &g, pass, edit);
+                cache.classes[0].kernels.break_pass(pass, edit);
                 match pollster::block_on(cache.try_out(0, &chosen)) {
                     Err(Error::WrongAttention { kernel, .. }) => {
                         assert!(kernel.starts_with(name), "{kernel}")
@@ -296,7 +301,7 @@ mod tests {
                 let replaced = pollster::block_on(cache.try_out(0, &KvCacheOptions::default()));
                 assert_eq!(replaced.is_ok(), variant != Variant::Portable, "{replaced:?}");
                 assert_eq!(cache.variant(), Variant::Portable);
-                cache.classes[0].pipelines.break_pass(&device, &g, pass, str::to_string);
+                cache.classes[0].kernels.break_pass(pass, str::to_string);
             }
         }
     }

@@ -18,7 +18,7 @@ pub(in super::super) async fn words(cache: &mut KvCache, class: usize) -> Result
     let binding = cache.bind(&LayerIo::append(view(&k), view(&v)))?;
     let class = &mut cache.classes[class];
     let [plan, _] = content(&g);
-    let work = Work::new(&g, class.pipelines.variant(), &plan);
+    let work = Work::new(&g, &class.kernels, &plan);
     let mut encoder = cache.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
     class.prepare(&mut encoder, &work)?;
     scoped(&cache.device, || {

@@ -1,26 +1,34 @@
 //! A check that the adapter numbers a workgroup's invocations as the cluster kernels need.
 
-use super::buffers::{buffer, scoped};
-use super::pipelines::now_or_never;
-use super::read::Mapping;
-use super::shaders::lane_order;
-use super::shapes::CLUSTER_WORKGROUP;
+use super::Context;
+use super::clusters::{WORKGROUP, lanes};
+use super::constants::Constants;
+use super::source::{ShaderSource, pieces};
 use crate::error::Error;
-use crate::geometry::Geometry;
+use crate::gpu::buffers::{buffer, now_or_never, scoped};
+use crate::gpu::read::Mapping;
+
+/// The check's shader.
+pub(super) fn source(c: &Context<'_>) -> ShaderSource {
+    let mut constants = Constants::default();
+    constants.u32("WORKGROUP", WORKGROUP);
+    constants.u32("LANES", lanes(c));
+    ShaderSource::new(&pieces!["lane_order.wgsl"], &constants, true)
+}
 
 /// Whether `LANES` consecutive invocations share a subgroup, in order. Submits a small command buffer.
 pub(super) async fn is_linear(
     device: &wgpu::Device,
     queue: &wgpu::Queue,
-    g: &Geometry,
+    c: &Context<'_>,
 ) -> Result<bool, Error> {
-    let size = u64::from(CLUSTER_WORKGROUP) * 4;
+    let size = u64::from(WORKGROUP) * 4;
     let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC;
     let ordered = buffer(device, "kivi lane order", size, usage).await?;
     let usage = wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::MAP_READ;
     let target = buffer(device, "kivi lane order", size, usage).await?;
 
-    let source = lane_order(g);
+    let source = source(c);
     let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
     let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
         label: Some("lane_order"),

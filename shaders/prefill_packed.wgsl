@@ -1,4 +1,5 @@
-// Attention of long chunks over packed pages: extends the partial results of a tile of rows. Twin: src/oracle/attend_history.rs.
+// Attention of long chunks over packed pages: extends the partial results of a tile of rows. Twin:
+// src/oracle/attend_packed.rs.
 //
 // | binding | what | access |
 // |---|---|---|
@@ -9,7 +10,7 @@
 //
 // Grid: x, z runs; y KV heads. Keys and values are read by lib/vectors_packed.wgsl.
 
-@compute @workgroup_size(FOLD_WORKGROUP)
-fn fold_history(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    fold_run(group, local);
+@compute @workgroup_size(PREFILL_WORKGROUP)
+fn prefill_packed(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    prefill_run(workgroup, local);
 }

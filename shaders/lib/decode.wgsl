@@ -1,10 +1,14 @@
-// Attention of a tile of rows over one split: up to 256 tokens in one pass of logits, softmax and values, without a
-// running rescale. The pass file adds where keys and values come from: `query_channel`, `prepare_queries`, `bias_part`,
-// `add_logits` and `tile_values`.
+// Attention of a tile of rows over one split: up to 256 tokens in one pass of logits, softmax and values,
+// without a running rescale. The pass file adds where keys and values come from: `query_channel`,
+// `prepare_queries`, `bias_part`, `add_logits` and `tile_values`.
+//
+// Constants: CHUNKS, HEAD_DIM, KEY_ROWS, KEY_SLICES, LOGIT_SCALE, QUERY_VECS, ROWS, ROW_GROUPS, ROW_PAIRS,
+// SH_VECS, TOKEN_SHARES, UNITS, VALUE_ROWS, WORKGROUP.
 
 // Tokens go in fours.
 const QUADS: u32 = 64u;
-// Workgroup memory, by phase: queries and what invocations share about a block; partial logits; maxima; weights; partial sums of the values.
+// Workgroup memory, by phase: queries and what invocations share about a block; partial logits; maxima;
+// weights; partial sums of the values.
 const SH_BLOCK: u32 = ROWS * QUERY_VECS;
 const SH_MAX: u32 = ROW_GROUPS * QUADS;
 
@@ -55,12 +59,12 @@ fn scaled_element(first: u32, channel: u32) -> f32 {
     return query_element(first + channel) * LOGIT_SCALE;
 }
 
-fn attend_split(group: vec3<u32>, local: u32) {
-    let item = work_item(group);
+fn decode_split(workgroup: vec3<u32>, local: u32) {
+    let item = work_item(workgroup);
     if (item >= params.count) {
         return;
     }
-    let head = params.first_head + group.y;
+    let head = params.first_head + workgroup.y;
     let run = read_run(item);
     let split = run_split(run, 0u);
     let tile = read_tile(run.tile);
@@ -207,7 +211,8 @@ fn attend_split(group: vec3<u32>, local: u32) {
         }
     }
 
-    // Sum over the shares, pairwise and in a fixed order; one row after the other, to need less workgroup memory.
+    // Sum over the shares, pairwise and in a fixed order; one row after the other, to need less workgroup
+    // memory.
     for (var second = 0u; second < VALUE_ROWS; second++) {
         var sum = sums.a;
         if (second == 1u) {

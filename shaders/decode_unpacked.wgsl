@@ -1,4 +1,5 @@
-// Decode attention over unpacked tokens: sinks, residual window, and the step's own new tokens. Twin: src/oracle/attend_window.rs.
+// Decode attention over unpacked tokens: sinks, residual window, and the step's own new tokens. Twin:
+// src/oracle/attend_unpacked.rs.
 //
 // | binding | what | access |
 // |---|---|---|
@@ -8,6 +9,8 @@
 // | 0, 1 of group 1 | io, host's queries | read |
 //
 // Grid: x, z splits; y KV heads.
+//
+// Constants: F32, KEY_SLICES, VALUE_ROWS, WINDOW_FORMAT, WORKGROUP.
 
 // Adds the products of the slice's channels.
 fn add_logits(logits: ptr<function, Logits>, split: Split, head: u32, quad: u32, slice: u32, row: u32, query_unit: vec4<f32>) {
@@ -62,6 +65,6 @@ fn tile_values(split: Split, head: u32, chunk: u32, row: u32, begin: u32, end: u
 }
 
 @compute @workgroup_size(WORKGROUP)
-fn attend_window(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    attend_split(group, local);
+fn decode_unpacked(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    decode_split(workgroup, local);
 }

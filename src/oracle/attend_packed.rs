@@ -6,13 +6,7 @@ use crate::geometry::Geometry;
 use crate::plan::AttendItem;
 
 /// Attends `rows` of one KV head to one page: `page` are the page's words.
-pub fn attend_history(
-    g: &Geometry,
-    page: &[u32],
-    item: &AttendItem,
-    head: u32,
-    rows: &[Row],
-) -> Vec<Partial> {
+pub fn attend_packed(g: &Geometry, page: &[u32], item: &AttendItem, head: u32, rows: &[Row]) -> Vec<Partial> {
     let layout = &g.layout;
     let [keys, values] = [Tensor::Keys, Tensor::Values].map(|tensor| {
         let tensor = layout.tensor(tensor);

@@ -1,7 +1,7 @@
 //! Every kernel that the library can build, for tools that take them through compilers.
 
-use super::shaders::{Pass, ShaderSource, lane_order};
-use super::variant::Variant;
+use super::lane_order;
+use super::{Context, Pass, ShaderSource, Variant};
 use crate::config::{CacheConfig, LayerAttention};
 use crate::format::{Axis, Bits, Dtype, TensorFormat, ZeroPoint};
 use crate::geometry::Geometry;
@@ -32,15 +32,16 @@ pub fn catalog() -> Vec<CatalogEntry> {
     for (configuration, config) in configurations() {
         // All of them are valid: a test checks it.
         let Ok(g) = Geometry::new(&config, MAX_SLAB_BYTES) else { continue };
-        for variant in Variant::ALL.into_iter().filter(|v| v.supports(&g).is_ok()) {
+        for variant in Variant::ALL.iter().copied().filter(|v| v.supports(&g).is_ok()) {
             for pass in Pass::all(&g) {
                 let name = format!("{}/{variant:?}/{configuration}", pass_name(pass)).to_lowercase();
                 let (entry_point, source) = (pass.entry_point(), pass.source(&g, variant));
                 entries.push(CatalogEntry { name, entry_point, variant, source });
             }
-            if variant == Variant::Subgroups {
+            let context = Context::new(&g, variant);
+            if context.needs_linear_lanes() {
                 let name = format!("lane_order/{variant:?}/{configuration}").to_lowercase();
-                let (entry_point, source) = ("lane_order", lane_order(&g));
+                let (entry_point, source) = ("lane_order", lane_order::source(&context));
                 entries.push(CatalogEntry { name, entry_point, variant, source });
             }
         }
@@ -50,7 +51,7 @@ pub fn catalog() -> Vec<CatalogEntry> {
 
 fn pass_name(pass: Pass) -> String {
     match pass {
-        Pass::AttendHistory(rows) | Pass::AttendWindow(rows) | Pass::Merge(rows) => {
+        Pass::DecodePacked(rows) | Pass::DecodeUnpacked(rows) | Pass::Merge(rows) => {
             format!("{}-{rows}", pass.entry_point())
         }
         Pass::Pack(tensor) | Pass::RotateRows(tensor) | Pass::UnpackRotated(tensor) => {
@@ -135,7 +136,7 @@ mod tests {
     /// invocations are even, how many rows a workgroup takes, and which variants there are.
     fn traits(head_dim: u32) -> [String; 3] {
         let g = Geometry::new(&CacheConfig::new(1, 32, 8, head_dim), MAX_SLAB_BYTES).unwrap();
-        let variants: Vec<_> = Variant::ALL.into_iter().filter(|v| v.supports(&g).is_ok()).collect();
+        let variants: Vec<_> = Variant::ALL.iter().copied().filter(|v| v.supports(&g).is_ok()).collect();
         let even = head_dim.div_ceil(16).is_power_of_two();
         [
             format!("full chunks {}, even shares {even}", head_dim.is_multiple_of(16)),
@@ -169,7 +170,7 @@ mod tests {
         for keys in Bits::ALL {
             for values in Bits::ALL {
                 let pair = format!("/k{}v{}-", keys.get(), values.get());
-                for variant in Variant::ALL {
+                for &variant in Variant::ALL {
                     let wanted = |e: &CatalogEntry| e.variant == variant && e.name.contains(&pair);
                     // Integer dot products have codes to multiply.
                     let needed = variant != Variant::IntegerDot

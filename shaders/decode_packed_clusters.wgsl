@@ -1,4 +1,5 @@
-// Decode attention over packed pages, by clusters of invocations: a partial result per row. Twin: src/oracle/attend_history.rs.
+// Decode attention over packed pages, by clusters of invocations: a partial result per row. Twin:
+// src/oracle/attend_packed.rs.
 //
 // | binding | what | access |
 // |---|---|---|
@@ -7,13 +8,15 @@
 // | 4 | partial results | write |
 // | 0, 1, 2 of group 1 | io, host's queries as words and as vec4 | read |
 //
-// Grid: x, z splits; y clusters, one per KV head and group of KEY_ROWS rows.
+// Grid: x, z splits; y clusters, one per KV head and KEY_ROWS rows.
+//
+// Constants: WORKGROUP.
 
 @compute @workgroup_size(WORKGROUP)
-fn attend_history(
-    @builtin(workgroup_id) group: vec3<u32>,
+fn decode_packed(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(local_invocation_index) local: u32,
     @builtin(subgroup_invocation_id) in_subgroup: u32,
 ) {
-    attend_cluster(group, local, in_subgroup);
+    attend_cluster(workgroup, local, in_subgroup);
 }

@@ -1,4 +1,5 @@
-// Attention of long chunks over unpacked tokens: extends the partial results of a tile of rows. Twin: src/oracle/attend_window.rs.
+// Attention of long chunks over unpacked tokens: extends the partial results of a tile of rows. Twin:
+// src/oracle/attend_unpacked.rs.
 //
 // | binding | what | access |
 // |---|---|---|
@@ -8,6 +9,8 @@
 // | 0, 1 of group 1 | io, host's queries | read |
 //
 // Grid: x, z runs; y KV heads.
+//
+// Constants: F32, WINDOW_FORMAT.
 
 fn token_vector(split: Split, tensor: u32, head: u32, token: u32, v: u32) -> vec4<f32> {
     let slot = slot_of(split, token);
@@ -27,7 +30,7 @@ fn value_vector(split: Split, head: u32, token: u32, v: u32) -> vec4<f32> {
     return token_vector(split, 1u, head, token, v);
 }
 
-@compute @workgroup_size(FOLD_WORKGROUP)
-fn fold_window(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
-    fold_run(group, local);
+@compute @workgroup_size(PREFILL_WORKGROUP)
+fn prefill_unpacked(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    prefill_run(workgroup, local);
 }

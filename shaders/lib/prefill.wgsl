@@ -1,18 +1,23 @@
-// Attention of a long chunk: a tile of rows extends its partial results by consecutive splits, KEY_TILE tokens at a time, whose keys and values
-// are unpacked once for the whole tile into workgroup memory. The pass file adds `key_vector` and `value_vector`, four channels of a token.
+// Attention of a long chunk: a tile of rows extends its partial results by consecutive splits, KEY_TILE
+// tokens at a time, whose keys and values are unpacked once for the whole tile into workgroup memory. The
+// pass file adds `key_vector` and `value_vector`, four channels of a token.
 //
-// The tile of logits and that of the outputs are divided among the invocations alike: each has four rows (a row group), of TOKENS_EACH tokens,
-// then of OUTPUTS_EACH vectors of channels.
+// The tile of logits and that of the outputs are divided among the invocations alike: each has four rows (a
+// row group), of TOKENS_EACH tokens, then of OUTPUTS_EACH vectors of channels.
 //
-// Source: FlashAttention (Dao et al., 2022), with the state between runs kept in the attention scratch as f32: where a run ends never changes a bit.
+// Source: FlashAttention (Dao et al., 2022), with the state between runs kept in the attention scratch as
+// f32: where a run ends never changes a bit.
+//
+// Constants: COLUMNS, HEADS_PER_KV, HEAD_DIM, KEY_TILE, LOGIT_SCALE, OUTPUTS_EACH, REDUCE_STEP, ROWS,
+// SH_VECS, TOKENS_EACH, VALUE_TOKENS.
 
-const FOLD_WORKGROUP: u32 = 256u;
+const PREFILL_WORKGROUP: u32 = 256u;
 // Channels go through workgroup memory 16 at a time.
 const CHUNK_VECS: u32 = 4u;
 const HEAD_VECS: u32 = HEAD_DIM / 4u;
-const ROW_GROUPS: u32 = ROWS / 4u;
-// Workgroup memory: a chunk of queries [row][vector], a chunk of keys [token][vector], weights [token][row group]. Values
-// [token][vector] and row sums take the place of the chunks.
+const ROW_QUADS: u32 = ROWS / 4u;
+// Workgroup memory: a chunk of queries [row][vector], a chunk of keys [token][vector], weights [token][row
+// group]. Values [token][vector] and row sums take the place of the chunks.
 const SH_KEYS: u32 = ROWS * CHUNK_VECS;
 const SH_WEIGHTS: u32 = SH_KEYS + KEY_TILE * CHUNK_VECS;
 
@@ -48,7 +53,7 @@ fn query_part(tile: Tile, head: u32, row: u32, v: u32) -> vec4<f32> {
 // Which of four rows see a token.
 fn rows_that_see(tile: Tile, split: Split, row: u32, token: u32) -> vec4<bool> {
     let r = vec4<u32>(tile.first_row + row) + vec4<u32>(0u, 1u, 2u, 3u);
-    let end = vec4<u32>(tile.position + 1u) + r / HEADS_PER_GROUP;
+    let end = vec4<u32>(tile.position + 1u) + r / HEADS_PER_KV;
     let position = vec4<u32>(split.first_position + token);
     let oldest = max(end, vec4<u32>(params.sliding_window)) - params.sliding_window;
     return (position < end) & (position >= oldest) & vec4<bool>(token < split.tokens);
@@ -69,7 +74,7 @@ fn tile_logits(tile: Tile, split: Split, head: u32, first_token: u32, row: u32, 
         if (local < ROWS * CHUNK_VECS) {
             sh[local] = query_part(tile, head, local / CHUNK_VECS, first + local % CHUNK_VECS);
         }
-        for (var i = local; i < KEY_TILE * CHUNK_VECS; i += FOLD_WORKGROUP) {
+        for (var i = local; i < KEY_TILE * CHUNK_VECS; i += PREFILL_WORKGROUP) {
             let v = first + i % CHUNK_VECS;
             // Past the last token it is the last, so that no load leaves the page. No result depends on it:
             // no row sees such a token, whatever its logit, and `add_values` stops before it.
@@ -81,8 +86,9 @@ fn tile_logits(tile: Tile, split: Split, head: u32, first_token: u32, row: u32, 
             sh[SH_KEYS + i] = k;
         }
         workgroupBarrier();
-        // Sums of 16 channels, then the sum of these: a long sum would round more. The bound is not constant, so that no compiler unrolls the loop
-        // and loads all vectors at once, for which there are not registers enough.
+        // Sums of 16 channels, then the sum of these: a long sum would round more. The bound is not constant,
+        // so that no compiler unrolls the loop and loads all vectors at once, for which there are not
+        // registers enough.
         var part = TileLogits();
         for (var v = 0u; v < min(CHUNK_VECS, HEAD_VECS - first); v++) {
             part.a += products(row, column, v);
@@ -96,8 +102,8 @@ fn tile_logits(tile: Tile, split: Split, head: u32, first_token: u32, row: u32, 
     return logits;
 }
 
-// Largest of each row over a row group's invocations, in two steps: loads of all at once would need too many registers. Begins and ends with a
-// barrier.
+// Largest of each row over a row group's invocations, in two steps: loads of all at once would need too many
+// registers. Begins and ends with a barrier.
 fn row_max(x: vec4<f32>, local: u32) -> vec4<f32> {
     workgroupBarrier();
     sh[local] = x;
@@ -140,7 +146,8 @@ fn row_sum(x: vec4<f32>, local: u32) -> vec4<f32> {
     return sum;
 }
 
-// Joins the sums of a key tile to those of the tokens before. One long chain of additions would lose digits with the square root of the context.
+// Joins the sums of a key tile to those of the tokens before. One long chain of additions would lose digits
+// with the square root of the context.
 fn join_sums(sums: ptr<function, TileSums>, s: vec4<f32>, part: TileSums) {
     (*sums).a0 = fma((*sums).a0, vec4<f32>(s.x), part.a0);
     (*sums).a1 = fma((*sums).a1, vec4<f32>(s.y), part.a1);
@@ -163,15 +170,16 @@ fn add_values(
     for (var first = 0u; first < KEY_TILE; first += VALUE_TOKENS) {
         workgroupBarrier();
         // As in `tile_logits`: the sums below stop at the last token.
-        for (var i = local; i < VALUE_TOKENS * HEAD_VECS; i += FOLD_WORKGROUP) {
+        for (var i = local; i < VALUE_TOKENS * HEAD_VECS; i += PREFILL_WORKGROUP) {
             let token = min(first_token + first + i / HEAD_VECS, split.tokens - 1u);
             sh[i] = value_vector(split, head, token, i % HEAD_VECS);
         }
         workgroupBarrier();
-        // A bound that is not constant: compilers unroll a constant one, and the loads of all tokens need too many registers.
+        // A bound that is not constant: compilers unroll a constant one, and the loads of all tokens need too
+        // many registers.
         let tokens = min(VALUE_TOKENS, split.tokens - min(first_token + first, split.tokens));
         for (var t = 0u; t < tokens; t++) {
-            let p = sh[SH_WEIGHTS + (first + t) * ROW_GROUPS + row_group];
+            let p = sh[SH_WEIGHTS + (first + t) * ROW_QUADS + row_group];
             let x = sh[t * HEAD_VECS + at_a];
             (*sums).a0 = fma(vec4<f32>(p.x), x, (*sums).a0);
             (*sums).a1 = fma(vec4<f32>(p.y), x, (*sums).a1);
@@ -197,12 +205,12 @@ fn store_sums(at: u32, column: u32, a: vec4<f32>, b: vec4<f32>) {
     }
 }
 
-fn fold_run(group: vec3<u32>, local: u32) {
-    let item = work_item(group);
+fn prefill_run(workgroup: vec3<u32>, local: u32) {
+    let item = work_item(workgroup);
     if (item >= params.count) {
         return;
     }
-    let head = params.first_head + group.y;
+    let head = params.first_head + workgroup.y;
     let run = read_run(item);
     let tile = read_tile(run.tile);
     let column = local % COLUMNS;
@@ -232,8 +240,8 @@ fn fold_run(group: vec3<u32>, local: u32) {
     storageBarrier();
 
     // The tile's first and last query: tokens that no row sees are left out.
-    let first_query = tile.position + tile.first_row / HEADS_PER_GROUP;
-    let last_query = tile.position + (tile.first_row + tile.rows - 1u) / HEADS_PER_GROUP;
+    let first_query = tile.position + tile.first_row / HEADS_PER_KV;
+    let last_query = tile.position + (tile.first_row + tile.rows - 1u) / HEADS_PER_KV;
     let oldest = max(first_query + 1u, params.sliding_window) - params.sliding_window;
     for (var i = 0u; i < run.splits; i++) {
         let split = run_split(run, i);
@@ -259,11 +267,11 @@ fn fold_run(group: vec3<u32>, local: u32) {
             highest = max(highest, row_max(most, local));
             let shrink = exp2(before - highest);
             let p = select(vec4<f32>(), exp2(logits.a - highest), seen_a);
-            sh[SH_WEIGHTS + column * ROW_GROUPS + row_group] = p;
+            sh[SH_WEIGHTS + column * ROW_QUADS + row_group] = p;
             weights = fma(weights, shrink, p);
             if (TOKENS_EACH > 1u) {
                 let q = select(vec4<f32>(), exp2(logits.b - highest), seen_b);
-                sh[SH_WEIGHTS + (column + COLUMNS) * ROW_GROUPS + row_group] = q;
+                sh[SH_WEIGHTS + (column + COLUMNS) * ROW_QUADS + row_group] = q;
                 weights += q;
             }
             total *= shrink;

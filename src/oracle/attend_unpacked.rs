@@ -5,7 +5,7 @@ use crate::geometry::Geometry;
 use crate::plan::{AttendItem, Slot};
 
 /// Attends `rows` of one KV head to the tokens in `slots`.
-pub fn attend_window(
+pub fn attend_unpacked(
     g: &Geometry,
     tokens: Tokens<'_>,
     slots: &[Slot],
