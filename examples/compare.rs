@@ -1,8 +1,10 @@
 //! Schemes of quantized caches on real keys, values and queries: what they cost and what they lose.
 //!
-//! For each file of `tests/data` and each scheme: bits per element (in packed form; of what holds the file's tokens, window and sinks included; of all that a cache of 24 layers allocates for 32768 tokens), the error of attention outputs against exact keys and values, and the mean KL
-//! divergence of the attention weights from exact ones. Ours run on the oracle and on the GPU, which must agree; those of the engines in common use are computed here.
-//! `cargo run --example compare [-- --svg FILE] [FILES]`
+//! For each file of `tests/data` and each scheme: bits per element (in packed form; of what holds the file's
+//! tokens, window and sinks included; of all that a cache of 24 layers allocates for 32768 tokens), the error
+//! of attention outputs against exact keys and values, and the mean KL divergence of the attention weights
+//! from exact ones. Ours run on the oracle and on the GPU, which must agree; those of the engines in common
+//! use are computed here. `cargo run --example compare [-- --svg FILE] [FILES]`
 
 #[path = "support/host.rs"]
 mod host;
@@ -10,8 +12,9 @@ mod host;
 mod real_data;
 
 use host::Gpu;
-use kivi_wgpu::format::{cache_bytes, enter, unrotate_exactly, widen};
-use kivi_wgpu::oracle::{CpuCache, LayerInput, Tensor, unpack};
+use kivi_wgpu::cache_bytes;
+use kivi_wgpu::format::{Tensor, enter, unrotate_exactly, widen};
+use kivi_wgpu::oracle::{CpuCache, LayerInput};
 use kivi_wgpu::{
     Axis, Bits, CacheConfig, Dtype, KvCache, KvCacheOptions, LayerIo, LayerState, Preset, SequenceStep,
     TensorFormat, TensorView, Variant,
@@ -209,7 +212,7 @@ fn run(gpu: &Gpu, data: &RealData, config: &CacheConfig) -> Result<Outcome, Fail
             q: &data.q[..queries * data.query_heads * data.head_dim],
             ..Default::default()
         };
-        let step = SequenceStep { sequence, append: new as u32, attend: queries as u32 };
+        let step = SequenceStep::new(sequence, new as u32, queries as u32);
         out = cache.step(&[step], &[input])?.1.remove(0).out;
     }
     let out: Vec<f32> = out.into_iter().map(|x| x as f32).collect();
@@ -226,7 +229,7 @@ fn run(gpu: &Gpu, data: &RealData, config: &CacheConfig) -> Result<Outcome, Fail
     let held = cache_bytes(config, data.tokens as u32)?;
     let elements = f64::from(LAYERS) * f64::from(TOKENS) * 2.0 * row as f64;
     Ok(Outcome {
-        format_bits: cache.geometry().layout.format_bits(),
+        format_bits: cache.shape().first().layout.format_bits(),
         held_bits: 8.0 * held.content() as f64 / (2 * data.tokens * row) as f64,
         resident_bits: 8.0 * model.bytes_for(TOKENS)?.total() as f64 / elements,
         error: relative_error(&out, exact),
@@ -254,7 +257,7 @@ fn run_on_gpu(gpu: &Gpu, data: &RealData, config: &CacheConfig) -> Result<Vec<f3
             LayerIo::new(view(&k).with_offset(offset), view(&v).with_offset(offset), view(&q), view(&out));
         let binding = cache.bind(&io)?;
         let mut encoder = gpu.device.create_command_encoder(&Default::default());
-        let step = SequenceStep { sequence, append: new as u32, attend: queries as u32 };
+        let step = SequenceStep::new(sequence, new as u32, queries as u32);
         let mut step = cache.begin_step(&mut encoder, &[step])?;
         step.layer(&mut encoder, 0, &binding)?;
         step.finish()?;
@@ -265,8 +268,8 @@ fn run_on_gpu(gpu: &Gpu, data: &RealData, config: &CacheConfig) -> Result<Vec<f3
 
 /// Keys of a sequence as attention sees them, `[token][kv head][head_dim]`.
 fn dequantized_keys(cache: &CpuCache, state: &LayerState) -> Vec<f64> {
-    let g = cache.geometry();
-    let layout = &g.layout;
+    let g = cache.shape().first();
+    let (layout, sixteen_bit) = (&g.layout, g.sixteen_bit_format());
     let unpacked = |words: &[u32]| -> Vec<f64> {
         let elements = words.iter().flat_map(|&word| match g.window_format {
             Dtype::F32 => vec![word],
@@ -282,7 +285,7 @@ fn dequantized_keys(cache: &CpuCache, state: &LayerState) -> Vec<f64> {
         for token in 0..layout.group {
             for head in block.chunks(layout.head_words() as usize) {
                 let mut row: Vec<f64> = (0..layout.head_dim)
-                    .map(|c| f64::from(unpack::element(g, Tensor::Keys, head, token, c)))
+                    .map(|c| f64::from(layout.tensor(Tensor::Keys).element(head, token, c, sixteen_bit)))
                     .collect();
                 if g.layout.keys.rotated {
                     unrotate_exactly(&mut row);
@@ -331,7 +334,8 @@ fn divergence(data: &RealData, keys: &[f64]) -> f64 {
 /// A row of 32 elements, quantized in place.
 type Quantize = fn(&mut [f64]);
 
-/// The caches of engines in common use: every token in blocks of 32 channels with one f16 scale, keys and values alike, without a window.
+/// The caches of engines in common use: every token in blocks of 32 channels with one f16 scale, keys and
+/// values alike, without a window.
 const ENGINES: [(&str, f64, Quantize); 2] =
     [("per token, 8 bits (as q8_0)", 8.5, q8_0), ("per token, 4 bits (as q4_0)", 4.5, q4_0)];
 

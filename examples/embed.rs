@@ -1,5 +1,6 @@
-//! The shortest honest embedding: a host that owns a device and a kernel of its own which writes queries, keys and values, and that records one
-//! encoder per token. The "model" is a toy; everything around the cache is what a real engine does.
+//! The shortest honest embedding: a host that owns a device and a kernel of its own which writes queries,
+//! keys and values, and that records one encoder per token. The "model" is a toy; everything around the cache
+//! is what a real engine does.
 
 #[path = "support/host.rs"]
 mod host;

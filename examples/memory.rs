@@ -1,7 +1,7 @@
 //! What a cache costs: any model, context and format; by default the tables of the README.
 
-use kivi_wgpu::format::{CacheBytes, cache_bytes};
 use kivi_wgpu::{Bits, CacheConfig};
+use kivi_wgpu::{CacheBytes, cache_bytes};
 use std::error::Error;
 
 const HELP: &str = "\

@@ -1,7 +1,8 @@
-//! Streams keys and values into a quantized cache on whatever GPU wgpu finds, attends from the packed form, and shows memory and error.
+//! Streams keys and values into a quantized cache on whatever GPU wgpu finds, attends from the packed form,
+//! and shows memory and error.
 //!
-//! By default they are those of a real model (`tests/data`): a prompt appended in bulk, then one token at a time with attention.
-//! `--tokens N` makes a long synthetic run instead.
+//! By default they are those of a real model (`tests/data`): a prompt appended in bulk, then one token at a
+//! time with attention. `--tokens N` makes a long synthetic run instead.
 
 #[path = "support/host.rs"]
 mod host;
@@ -282,10 +283,38 @@ fn main() -> Result<(), Box<dyn Error>> {
     progress.finish_and_clear();
     let error = relative_error(&outputs, &exact);
 
+    let measured = Measured { error, compared: compared.len(), prompt_time, times };
+    report(&options, &source, &gpu, &config, &cache, &measured);
+    Ok(())
+}
+
+/// What a run has found out.
+struct Measured {
+    /// Of attention, against exact keys and values.
+    error: f64,
+    /// Tokens whose attention was compared.
+    compared: usize,
+    prompt_time: Duration,
+    /// Of decode steps.
+    times: Vec<Duration>,
+}
+
+/// Prints what the cache holds, what it costs and how far off it is.
+fn report(
+    options: &Options,
+    source: &Source,
+    gpu: &Gpu,
+    config: &CacheConfig,
+    cache: &KvCache,
+    measured: &Measured,
+) {
+    let (query_heads, kv_heads, head_dim) = source.shape();
+    let (tokens, layers) = (source.tokens(), config.layers);
+    let (decode, prompt) = (measured.times.len(), tokens - measured.times.len());
     let memory = cache.memory();
-    let elements = 2 * tokens * row * layers as usize;
+    let elements = 2 * tokens * kv_heads * head_dim * layers as usize;
     let sixteen_bit = 2 * elements as u64;
-    let layout = &cache.geometry().layout;
+    let layout = &cache.shape().first().layout;
     let software = gpu.info.device_type == wgpu::DeviceType::Cpu;
     println!();
     println!("keys and values      {}", source.name());
@@ -300,7 +329,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         options.value_bits.get(),
         options.group
     );
-    println!("tokens               {tokens}, of which {} are packed", packed_tokens(&config, tokens as u32));
+    println!("tokens               {tokens}, of which {} are packed", packed_tokens(config, tokens as u32));
     println!("16-bit cache         {}", human(sixteen_bit));
     println!("bytes allocated      {}", human(memory.total()));
     let held = memory.all_layers();
@@ -322,19 +351,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
     println!(
         "attention error      {:.2} % against exact keys and values (last {} tokens)",
-        100.0 * error,
-        compared.len()
+        100.0 * measured.error,
+        measured.compared
     );
-    println!("prompt               {:.1} ms for {prompt} tokens", 1e3 * prompt_time.as_secs_f64());
+    println!("prompt               {:.1} ms for {prompt} tokens", 1e3 * measured.prompt_time.as_secs_f64());
     println!(
         "decode step          {:.2} ms, median of {} (all layers)",
-        1e3 * median(times).as_secs_f64(),
+        1e3 * median(measured.times.clone()).as_secs_f64(),
         decode
     );
     if software {
         println!("\nThe adapter is a software one: its times say nothing about a GPU.");
     }
-    Ok(())
 }
 
 fn packed_tokens(config: &CacheConfig, tokens: u32) -> u32 {

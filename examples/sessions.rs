@@ -1,5 +1,6 @@
-//! The life of a cache: one prompt shared by several conversations, drafted tokens taken back, a beam search's step, and a conversation that is saved
-//! to a file and goes on in another cache. Keys, values and queries are noise; the calls are those of a real engine.
+//! The life of a cache: one prompt shared by several conversations, drafted tokens taken back, a beam
+//! search's step, and a conversation that is saved to a file and goes on in another cache. Keys, values and
+//! queries are noise; the calls are those of a real engine.
 
 #[path = "support/host.rs"]
 mod host;
@@ -101,7 +102,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         beams.iter().map(|beam| cache.tokens(*beam)).collect::<Result<Vec<_>, _>>()?
     );
 
-    // Saved, and loaded into another cache, where it goes on; the file is the same for the same state, on any backend.
+    // Saved, and loaded into another cache, where it goes on; the file is the same for the same state, on any
+    // backend.
     let file = std::env::temp_dir().join("kivi-session.safetensors");
     std::fs::write(&file, cache.submit_and_save_blocking(beams[1])?.to_bytes()?)?;
     let mut other = KvCache::new_blocking(device, queue, &config)?;

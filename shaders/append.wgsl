@@ -12,6 +12,7 @@
 // Grid: x, z tokens; y 64 words of the token's keys and values. One invocation writes one word.
 //
 // Constants: F32, RING_SLOTS, ROW_WORDS, STAGING_BIT, STAGING_SLOTS, TOKEN_WORDS, WINDOW_FORMAT.
+// Records: TokenWrite.
 
 @group(0) @binding(2) var<storage, read_write> ring: array<u32>;
 @group(0) @binding(3) var<storage, read_write> staging: array<u32>;
@@ -35,24 +36,23 @@ fn append(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation
     if (item >= params.count || word >= 2u * TOKEN_WORDS) {
         return;
     }
-    let row = plan[params.first + 2u * item];
-    let slot = plan[params.first + 2u * item + 1u];
+    let write = token_write_at(params.first + TOKEN_WRITE_WORDS * item);
     let is_value = word >= TOKEN_WORDS;
     let in_token = select(word, word - TOKEN_WORDS, is_value);
     let head = in_token / ROW_WORDS;
     let in_row = in_token % ROW_WORDS;
     var bits = 0u;
     if (WINDOW_FORMAT == F32) {
-        bits = entered(is_value, row, head, in_row);
+        bits = entered(is_value, write.row, head, in_row);
     } else {
-        bits = entered(is_value, row, head, 2u * in_row)
-            | (entered(is_value, row, head, 2u * in_row + 1u) << 16u);
+        bits = entered(is_value, write.row, head, 2u * in_row)
+            | (entered(is_value, write.row, head, 2u * in_row + 1u) << 16u);
     }
-    if ((slot & STAGING_BIT) != 0u) {
-        let token = (slot & ~STAGING_BIT) + select(0u, STAGING_SLOTS, is_value);
+    if ((write.slot & STAGING_BIT) != 0u) {
+        let token = (write.slot & ~STAGING_BIT) + select(0u, STAGING_SLOTS, is_value);
         staging[token * TOKEN_WORDS + in_token] = bits;
     } else {
-        let token = slot + select(0u, RING_SLOTS, is_value);
+        let token = write.slot + select(0u, RING_SLOTS, is_value);
         ring[token * TOKEN_WORDS + in_token] = bits;
     }
 }

@@ -9,6 +9,7 @@
 // Grid: x, z blocks; y COPY_WORDS words of the block.
 //
 // Constants: BLOCK_WORDS, COPY_WORDS.
+// Records: BlockCopy.
 
 @group(0) @binding(2) var<storage, read> source: array<u32>;
 @group(0) @binding(3) var<storage, read_write> slab: array<u32>;
@@ -19,8 +20,9 @@ fn copy_blocks_across(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(loca
     if (item >= params.count) {
         return;
     }
-    let source_word = plan[params.first + 2u * item] * BLOCK_WORDS;
-    let target_word = plan[params.first + 2u * item + 1u] * BLOCK_WORDS;
+    let copy = block_copy_at(params.first + BLOCK_COPY_WORDS * item);
+    let source_word = copy.source * BLOCK_WORDS;
+    let target_word = copy.destination * BLOCK_WORDS;
     let end = min((workgroup.y + 1u) * COPY_WORDS, BLOCK_WORDS);
     for (var word = workgroup.y * COPY_WORDS + local; word < end; word += 256u) {
         slab[target_word + word] = source[source_word + word];

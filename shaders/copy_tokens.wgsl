@@ -8,6 +8,7 @@
 // Grid: x, z tokens; y 64 words of the token's keys and values.
 //
 // Constants: RING_SLOTS, TOKEN_WORDS.
+// Records: TokenCopy.
 
 @group(0) @binding(2) var<storage, read_write> ring: array<u32>;
 
@@ -21,7 +22,8 @@ fn copy_tokens(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invoc
     let is_value = word >= TOKEN_WORDS;
     let in_token = select(word, word - TOKEN_WORDS, is_value);
     let base = select(0u, RING_SLOTS, is_value);
-    let source_word = (base + plan[params.first + 2u * item]) * TOKEN_WORDS;
-    let target_word = (base + plan[params.first + 2u * item + 1u]) * TOKEN_WORDS;
+    let copy = token_copy_at(params.first + TOKEN_COPY_WORDS * item);
+    let source_word = (base + copy.source) * TOKEN_WORDS;
+    let target_word = (base + copy.destination) * TOKEN_WORDS;
     ring[target_word + in_token] = ring[source_word + in_token];
 }

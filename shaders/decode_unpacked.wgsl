@@ -11,6 +11,7 @@
 // Grid: x, z splits; y KV heads.
 //
 // Constants: F32, KEY_SLICES, VALUE_ROWS, WINDOW_FORMAT, WORKGROUP.
+// Records: Split.
 
 // Adds the products of the slice's channels.
 fn add_logits(logits: ptr<function, Logits>, split: Split, head: u32, quad: u32, slice: u32, row: u32, query_unit: vec4<f32>) {

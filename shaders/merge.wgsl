@@ -13,7 +13,8 @@
 // Grid: x, z rows of all tiles; y KV heads. An invocation owns four channels and a share of the splits.
 //
 // Constants: ABSENT, F16, F32, HEADS_PER_KV, HEAD_DIM, MERGE_SHARES, MERGE_VECS, MERGE_WORKGROUP,
-// PARTIAL_VECS, ROTATION_SIZE, ROWS, TILE_WORDS, UNROTATION_SCALE, VALUES_ROTATED.
+// PARTIAL_VECS, ROTATION_SIZE, ROWS, UNROTATION_SCALE, VALUES_ROTATED.
+// Records: RowTile.
 
 @group(0) @binding(2) var<storage, read> partials: array<vec4<f32>>;
 @group(1) @binding(0) var<storage, read> io: Io;
@@ -105,13 +106,13 @@ fn merge(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_
         return;
     }
     let head = params.first_head + workgroup.y;
-    let tile = params.first + TILE_WORDS * (item / ROWS);
+    let tile = row_tile_at(params.first + ROW_TILE_WORDS * (item / ROWS));
     let row = item % ROWS;
-    if (row >= plan[tile + 2u]) {
+    if (row >= tile.rows) {
         return;
     }
-    let splits = plan[tile + 5u];
-    let first = ((plan[tile + 4u] + row) * params.heads + workgroup.y) * PARTIAL_VECS;
+    let splits = tile.splits;
+    let first = ((tile.first_partial + row) * params.heads + workgroup.y) * PARTIAL_VECS;
     let stride = ROWS * params.heads * PARTIAL_VECS;
 
     // The row's maximum: exact in any order.
@@ -128,8 +129,8 @@ fn merge(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_
     }
     workgroupBarrier();
     highest = sh_max[0];
-    let r = plan[tile + 1u] + row;
-    let query = plan[tile] + r / HEADS_PER_KV;
+    let r = tile.first_row + row;
+    let query = tile.first_query + r / HEADS_PER_KV;
     let query_head = head * HEADS_PER_KV + r % HEADS_PER_KV;
 
     // A learned sink: one more logit, without a value.
@@ -149,9 +150,9 @@ fn merge(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_
     let v = local % MERGE_VECS;
     let share = local / MERGE_VECS;
     let per_share = (splits + MERGE_SHARES - 1u) / MERGE_SHARES;
-    // Pages of history: their sums are of rotated values, if these are.
-    let first_history = plan[tile + 6u];
-    let end_history = first_history + plan[tile + 7u];
+    // Packed pages: their sums are of rotated values, if these are.
+    let first_packed = tile.first_packed;
+    let end_packed = first_packed + tile.packed_splits;
     var sum = 0.0;
     var out = vec4<f32>();
     var rotated = vec4<f32>();
@@ -175,9 +176,9 @@ fn merge(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_
             var own = w;
             if (VALUES_ROTATED) {
                 let at_split = vec4<u32>(s, s + 1u, s + 2u, s + 3u);
-                let is_history = (at_split >= vec4<u32>(first_history)) & (at_split < vec4<u32>(end_history));
-                let packed = select(vec4<f32>(), w, is_history);
-                own = select(w, vec4<f32>(), is_history);
+                let is_packed = (at_split >= vec4<u32>(first_packed)) & (at_split < vec4<u32>(end_packed));
+                let packed = select(vec4<f32>(), w, is_packed);
+                own = select(w, vec4<f32>(), is_packed);
                 rotated = fma(vec4<f32>(packed.x), o0, rotated);
                 rotated = fma(vec4<f32>(packed.y), o1, rotated);
                 rotated = fma(vec4<f32>(packed.z), o2, rotated);
@@ -193,7 +194,7 @@ fn merge(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_
             let head_part = partials[at];
             let weight = exp2(head_part.x - highest);
             sum = fma(weight, head_part.y, sum);
-            if (VALUES_ROTATED && s >= first_history && s < end_history) {
+            if (VALUES_ROTATED && s >= first_packed && s < end_packed) {
                 rotated = fma(vec4<f32>(weight), partials[at + 1u + v], rotated);
             } else {
                 out = fma(vec4<f32>(weight), partials[at + 1u + v], out);

@@ -12,6 +12,7 @@
 // Constants: BLOCK_WORDS, GROUP, HEAD_DIM, HEAD_WORDS, PACKED_FORMAT, PACK_BATCHES, PACK_BITS, PACK_CHANNELS,
 // PACK_CODES, PACK_LOW_BITS, PACK_LOW_WORDS, PACK_PER_TOKEN, PACK_ROW_GROUPS, PACK_ROW_WORDS, PACK_TENSOR,
 // PACK_TOKENS, PACK_WORKGROUP.
+// Records: PackBlock.
 
 @group(0) @binding(4) var<storage, read_write> slab: array<u32>;
 
@@ -39,7 +40,7 @@ fn pack(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     }
     let head = workgroup.y;
     let slots = first_row(item);
-    let first = plan[params.first + 2u * item + 1u] * BLOCK_WORDS + head * HEAD_WORDS;
+    let first = pack_block_at(params.first + PACK_BLOCK_WORDS * item).block * BLOCK_WORDS + head * HEAD_WORDS;
 
     if (PACK_BITS == 16u) {
         for (var i = local; i < PACK_ROW_WORDS * GROUP; i += PACK_WORKGROUP) {

@@ -11,6 +11,7 @@
 // Grid: x, z runs; y KV heads.
 //
 // Constants: F32, WINDOW_FORMAT.
+// Records: Split.
 
 fn token_vector(split: Split, tensor: u32, head: u32, token: u32, v: u32) -> vec4<f32> {
     let slot = slot_of(split, token);

@@ -10,6 +10,7 @@
 // Grid: x, z tokens of the blocks; y KV heads.
 //
 // Constants: F32, GROUP, HEAD_DIM, KV_HEADS, ROTATED_TENSOR, ROTATION_SCALE.
+// Records: PackBlock.
 
 @group(0) @binding(4) var<storage, read_write> rotated: array<u32>;
 
@@ -23,7 +24,8 @@ fn rotate_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invoc
         return;
     }
     let head = workgroup.y;
-    let slot = plan[params.slots + plan[params.first + 2u * (item / GROUP)] + item % GROUP];
+    let block = pack_block_at(params.first + PACK_BLOCK_WORDS * (item / GROUP));
+    let slot = plan[params.slots + block.first_slot + item % GROUP];
     for (var channel = local; channel < HEAD_DIM; channel += ROTATION_WORKGROUP) {
         sh_rows[channel] = rotatable(token_bits(slot, ROTATED_TENSOR, head, channel));
     }

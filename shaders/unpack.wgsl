@@ -12,6 +12,7 @@
 //
 // Constants: BLOCK_WORDS, F32, HEAD_WORDS, KEYS_ROTATED, RING_SLOTS, ROW_WORDS, TOKEN_WORDS, VALUES_ROTATED,
 // WINDOW_FORMAT.
+// Records: TokenUnpack.
 
 @group(0) @binding(2) var<storage, read> slab: array<u32>;
 @group(0) @binding(3) var<storage, read_write> ring: array<u32>;
@@ -30,19 +31,17 @@ fn unpack(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation
     if (item >= params.count || word >= select(2u, 1u, VALUES_ROTATED) * TOKEN_WORDS) {
         return;
     }
-    let block = plan[params.first + 3u * item];
-    let token = plan[params.first + 3u * item + 1u];
-    let slot = plan[params.first + 3u * item + 2u];
+    let unpack = token_unpack_at(params.first + TOKEN_UNPACK_WORDS * item);
     let is_value = word >= TOKEN_WORDS;
     let in_token = select(word, word - TOKEN_WORDS, is_value);
-    let first = block * BLOCK_WORDS + (in_token / ROW_WORDS) * HEAD_WORDS;
+    let first = unpack.block * BLOCK_WORDS + (in_token / ROW_WORDS) * HEAD_WORDS;
     let in_row = in_token % ROW_WORDS;
     var bits = 0u;
     if (WINDOW_FORMAT == F32) {
-        bits = enter(WINDOW_FORMAT, packed_element(is_value, first, token, in_row));
+        bits = enter(WINDOW_FORMAT, packed_element(is_value, first, unpack.token, in_row));
     } else {
-        bits = enter(WINDOW_FORMAT, packed_element(is_value, first, token, 2u * in_row))
-            | (enter(WINDOW_FORMAT, packed_element(is_value, first, token, 2u * in_row + 1u)) << 16u);
+        bits = enter(WINDOW_FORMAT, packed_element(is_value, first, unpack.token, 2u * in_row))
+            | (enter(WINDOW_FORMAT, packed_element(is_value, first, unpack.token, 2u * in_row + 1u)) << 16u);
     }
-    ring[(slot + select(0u, RING_SLOTS, is_value)) * TOKEN_WORDS + in_token] = bits;
+    ring[(unpack.slot + select(0u, RING_SLOTS, is_value)) * TOKEN_WORDS + in_token] = bits;
 }

@@ -11,6 +11,7 @@
 //
 // Constants: BLOCK_WORDS, F32, HEAD_DIM, HEAD_WORDS, RING_SLOTS, ROTATED_TENSOR, ROW_WORDS, TOKEN_WORDS,
 // UNROTATION_SCALE, WINDOW_FORMAT.
+// Records: TokenUnpack.
 
 @group(0) @binding(2) var<storage, read> slab: array<u32>;
 @group(0) @binding(3) var<storage, read_write> ring: array<u32>;
@@ -31,16 +32,14 @@ fn unpack_rotated(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     if (item >= params.count) {
         return;
     }
-    let block = plan[params.first + 3u * item];
-    let token = plan[params.first + 3u * item + 1u];
-    let slot = plan[params.first + 3u * item + 2u];
+    let unpack = token_unpack_at(params.first + TOKEN_UNPACK_WORDS * item);
     let head = workgroup.y;
-    let first = block * BLOCK_WORDS + head * HEAD_WORDS;
+    let first = unpack.block * BLOCK_WORDS + head * HEAD_WORDS;
     for (var channel = local; channel < HEAD_DIM; channel += ROTATION_WORKGROUP) {
-        sh_rows[channel] = rotated_element(first, token, channel);
+        sh_rows[channel] = rotated_element(first, unpack.token, channel);
     }
     butterflies(UNROTATION_SCALE, local);
-    let row = (slot + ROTATED_TENSOR * RING_SLOTS) * TOKEN_WORDS + head * ROW_WORDS;
+    let row = (unpack.slot + ROTATED_TENSOR * RING_SLOTS) * TOKEN_WORDS + head * ROW_WORDS;
     for (var word = local; word < ROW_WORDS; word += ROTATION_WORKGROUP) {
         if (WINDOW_FORMAT == F32) {
             ring[row + word] = enter(WINDOW_FORMAT, sh_rows[word]);

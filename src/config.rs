@@ -3,41 +3,45 @@
 use crate::format::{Bits, Dtype, TensorFormat, ZeroPoint};
 use std::collections::BTreeMap;
 
-/// Which of a step's new tokens a query sees besides the tokens before them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub enum Mask {
-    /// Those up to its own position.
-    #[default]
-    Causal,
-    /// All of them, as in encoders and prefix language models. Not supported: [`Error::UnsupportedMask`](crate::Error::UnsupportedMask).
-    Bidirectional,
-    /// Its ancestors in a tree of drafted tokens. Not supported: [`Error::UnsupportedMask`](crate::Error::UnsupportedMask).
-    Tree,
-}
-
 /// How a layer attends.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[non_exhaustive]
 pub struct LayerAttention {
-    /// Which new tokens a query sees.
-    pub mask: Mask,
-    /// A query sees its own position and the `n - 1` before it; `None`: everything before it. The cache keeps older tokens all the same.
+    /// A query sees its own position and the `n - 1` before it; `None`: everything before it. The cache keeps
+    /// older tokens all the same.
     pub sliding_window: Option<u32>,
     /// Logits become `cap * tanh(logit / cap)`, as in Gemma.
     pub soft_cap: Option<f32>,
 }
 
+impl LayerAttention {
+    /// Sets [`Self::sliding_window`].
+    #[must_use]
+    pub fn with_sliding_window(mut self, tokens: u32) -> Self {
+        self.sliding_window = Some(tokens);
+        self
+    }
+
+    /// Sets [`Self::soft_cap`].
+    #[must_use]
+    pub fn with_soft_cap(mut self, cap: f32) -> Self {
+        self.soft_cap = Some(cap);
+        self
+    }
+}
+
 /// How a layer's keys and values are packed, and which of its tokens stay unpacked.
 ///
-/// Layers that agree on all of it form a class: they share plans, which cost time per step, and buffers for them. A few classes are cheap, one per layer is not.
+/// Layers that agree on all of it form a class: they share plans, which cost time per step, and buffers for
+/// them. A few classes are cheap, one per layer is not.
 ///
 /// ```
 /// use kivi_wgpu::{CacheConfig, Preset};
 /// // The first two layers and the last in 4 bits, the others in 2.25.
 /// let wide = Preset::Bits4_5.format();
-/// let config = CacheConfig::new(32, 32, 8, 128).with_preset(Preset::Bits2_25).with_layer_format([0, 1, 31], wide);
-/// assert_eq!(config.format_of(31).keys, wide.keys);
-/// assert_eq!(config.format_of(2), Preset::Bits2_25.format());
+/// let config = CacheConfig::new(32, 32, 8, 128).with_preset(Preset::Bits2_25).with_layer_format([0, 1, 31],
+/// wide); assert_eq!(config.format_of(31).keys, wide.keys); assert_eq!(config.format_of(2),
+/// Preset::Bits2_25.format());
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -48,17 +52,20 @@ pub struct LayerFormat {
     pub values: TensorFormat,
     /// Tokens in a block, and in a group of what is quantized per channel: 16, 32, 64 or 128. Default 32.
     pub group_size: u32,
-    /// Channels in a group of what is quantized per token: 16, 32, 64, 128 or `head_dim`. Default: `group_size`.
+    /// Channels in a group of what is quantized per token: 16, 32, 64, 128 or `head_dim`. Default:
+    /// `group_size`.
     pub value_group_size: Option<u32>,
     /// W: the newest tokens that are always kept unpacked. Default 128; may be 0.
     pub residual_window: u32,
     /// S: the first positions, kept unpacked for ever. Default 0.
     pub sink_tokens: u32,
-    /// Tokens up to which a sequence keeps its history, counted back from its newest: after a step, packed blocks all of whose tokens are older are dropped, and a page
-    /// is free once all of its blocks are. Sinks stay. Default `None`: everything is kept.
+    /// Tokens up to which a sequence keeps its history, counted back from its newest: after a step, packed
+    /// blocks all of whose tokens are older are dropped, and a page is free once all of its blocks are. Sinks
+    /// stay. Default `None`: everything is kept.
     ///
-    /// It is the sliding-window-with-sinks baseline of the literature, for comparison and for models that were trained with such a window. Tokens keep their
-    /// original positions: keys are not re-rotated, as StreamingLLM (Xiao et al., 2024) does. Queries of one step see what was there when it began.
+    /// It is the sliding-window-with-sinks baseline of the literature, for comparison and for models that
+    /// were trained with such a window. Tokens keep their original positions: keys are not re-rotated, as
+    /// StreamingLLM (Xiao et al., 2024) does. Queries of one step see what was there when it began.
     pub history_limit: Option<u32>,
 }
 
@@ -98,15 +105,14 @@ pub struct CacheConfig {
     pub kv_heads: u32,
     /// Elements per head: a multiple of 8 up to 512.
     pub head_dim: u32,
-    /// Elements per head of the values; `None`: `head_dim`. Nothing else is supported, so models with multi-head latent attention are not.
-    pub value_head_dim: Option<u32>,
     /// How layers are packed that have no format of their own.
     pub format: LayerFormat,
     /// Layers with a format of their own.
     pub layer_formats: BTreeMap<u32, LayerFormat>,
     /// Element type of the residual window and the sinks. Default f16.
     pub window_format: Dtype,
-    /// Tokens that the pool holds at first, over all sequences. Default 4096. It grows by slabs, of half as much again as there is; nothing is copied.
+    /// Tokens that the pool holds at first, over all sequences. Default 4096. It grows by slabs, of half as
+    /// much again as there is; nothing is copied.
     pub capacity: u32,
     /// Tokens up to which the pool grows. Default `None`: while there is memory.
     pub max_capacity: Option<u32>,
@@ -122,10 +128,12 @@ pub struct CacheConfig {
     pub softmax_scale: Option<f32>,
     /// How each layer attends, one entry per layer; empty: every layer sees everything, without a cap.
     pub layer_attention: Vec<LayerAttention>,
-    /// Upper bound of one slab (a buffer of packed pages) in bytes. Default: what the device allows in one binding.
+    /// Upper bound of one slab (a buffer of packed pages) in bytes. Default: what the device allows in one
+    /// binding.
     pub max_slab_bytes: Option<u64>,
-    /// Upper bound of the attention scratch, which all layers share (each class of layers a part), in bytes. Attention that needs more runs in rounds, with the same results.
-    /// Default 32 MiB; one row tile over the longest sequence must fit, else it is larger.
+    /// Upper bound of the attention scratch, which all layers share (each class of layers a part), in bytes.
+    /// Attention that needs more runs in rounds, with the same results. Default 32 MiB; one row tile over the
+    /// longest sequence must fit, else it is larger.
     pub max_scratch_bytes: u64,
 }
 
@@ -148,7 +156,6 @@ impl CacheConfig {
             query_heads,
             kv_heads,
             head_dim,
-            value_head_dim: None,
             format: LayerFormat::default(),
             layer_formats: BTreeMap::new(),
             window_format: Dtype::F16,
@@ -217,8 +224,6 @@ impl CacheConfig {
     setters! {
         /// Sets [`Self::layer_attention`].
         with_layer_attention(layer_attention: Vec<LayerAttention>);
-        /// Sets [`Self::value_head_dim`].
-        with_value_head_dim(value_head_dim: u32);
         /// Sets [`LayerFormat::group_size`].
         with_group_size(group_size in format: u32);
         /// Sets [`LayerFormat::value_group_size`].

@@ -39,14 +39,6 @@ pub enum Error {
         /// The value that was given.
         got: f32,
     },
-    /// A mask that the kernels do not have.
-    #[error(
-        "{mask:?} masks are not supported: use Mask::Causal (drafted tokens: one branch at a time, as a sequence of its own)"
-    )]
-    UnsupportedMask {
-        /// The mask that was given.
-        mask: crate::config::Mask,
-    },
     /// More sink tokens than the cache can hold at all.
     #[error("sink_tokens = {sink_tokens} exceeds capacity = {capacity}: lower sink_tokens or raise capacity")]
     SinksBeyondCapacity {
@@ -133,16 +125,16 @@ pub enum Error {
     // ---- sequences and steps -------------------------------------------------------------------
     /// No such sequence in this cache (never created, or removed).
     #[error("{0} does not exist in this cache: create it with create_sequence()")]
-    UnknownSequence(crate::plan::SequenceId),
+    UnknownSequence(crate::ids::SequenceId),
     /// The sequence is one of another cache.
     #[error("{0} was created by another cache: use the ids that this cache gave")]
-    ForeignSequence(crate::plan::SequenceId),
+    ForeignSequence(crate::ids::SequenceId),
     /// The operation is one of another cache.
     #[error("this operation is another cache's: discard it with the cache that returned it")]
     ForeignOperation,
     /// The same sequence appears twice in one step or reorder.
     #[error("{0} appears twice: name each sequence once")]
-    DuplicateSequence(crate::plan::SequenceId),
+    DuplicateSequence(crate::ids::SequenceId),
     /// All sequence slots are in use.
     #[error("all {max} sequences are in use: remove one, or raise max_sequences")]
     TooManySequences {
@@ -197,7 +189,8 @@ pub enum Error {
         needed: u32,
         /// Pages that are free or that the pool may grow by.
         available: u32,
-        /// Tokens that the first sequence without room could still append, as far as the first class of layers without room goes; 0 where none would be appended.
+        /// Tokens that the first sequence without room could still append, as far as the first class of
+        /// layers without room goes; 0 where none would be appended.
         fits: u32,
     },
     /// A sequence would grow past what positions can number.
@@ -212,7 +205,7 @@ pub enum Error {
     #[error("{sequence} holds {tokens} tokens and cannot be truncated to {got}")]
     TruncateBeyondEnd {
         /// The sequence.
-        sequence: crate::plan::SequenceId,
+        sequence: crate::ids::SequenceId,
         /// The length asked for.
         got: u32,
         /// The length that it has.
@@ -224,7 +217,7 @@ pub enum Error {
     )]
     TruncateIntoEvicted {
         /// The sequence.
-        sequence: crate::plan::SequenceId,
+        sequence: crate::ids::SequenceId,
         /// The length asked for.
         got: u32,
         /// The first position after those that are gone.
@@ -330,7 +323,8 @@ pub enum Error {
         /// The layer recorded since.
         by: u32,
     },
-    /// The step appends, but the binding has no keys and values; or it attends and there is no query or output.
+    /// The step appends, but the binding has no keys and values; or it attends and there is no query or
+    /// output.
     #[error("the step needs {what}, which this binding does not have")]
     BindingIncomplete {
         /// The missing tensors.

@@ -1,9 +1,10 @@
-//! A transformer's key/value cache in 2 to 8 bits on any GPU that [wgpu](https://wgpu.rs) reaches, with attention computed straight from the
-//! packed form.
+//! A transformer's key/value cache in 2 to 8 bits on any GPU that [wgpu](https://wgpu.rs) reaches, with
+//! attention computed straight from the packed form.
 //!
-//! The method is KIVI (Liu et al., 2024): keys are quantized **per channel** over groups of tokens, values **per token** over groups of
-//! channels, and the newest tokens stay in 16 bits in a **residual window**. Nothing is trained; an inference engine brings its own device,
-//! its own buffers of queries, keys and values, and its own command encoder.
+//! The method is KIVI (Liu et al., 2024): keys are quantized **per channel** over groups of tokens, values
+//! **per token** over groups of channels, and the newest tokens stay in 16 bits in a **residual window**.
+//! Nothing is trained; an inference engine brings its own device, its own buffers of queries, keys and
+//! values, and its own command encoder.
 //!
 //! ```
 //! use kivi_wgpu::{Bits, CacheConfig, Dtype, KvCache, LayerIo, SequenceStep, TensorView, wgpu};
@@ -13,7 +14,8 @@
 //! # let adapter = pollster::block_on(instance.request_adapter(&Default::default()))?;
 //! # let (device, queue) = pollster::block_on(adapter.request_device(&Default::default()))?;
 //! # let tensor = |heads: u64| device.create_buffer(&wgpu::BufferDescriptor {
-//! #     label: None, size: heads * 128 * 4, usage: wgpu::BufferUsages::STORAGE, mapped_at_creation: false });
+//! #     label: None, size: heads * 128 * 4, usage: wgpu::BufferUsages::STORAGE, mapped_at_creation: false
+//! });
 //! # let (k, v, q, out) = (tensor(8), tensor(8), tensor(32), tensor(32));
 //! // A model of 2 layers, 32 query heads, 8 KV heads, head_dim 128.
 //! let config = CacheConfig::new(2, 32, 8, 128).with_bits(Bits::Two, Bits::Two).with_capacity(4096);
@@ -41,16 +43,19 @@
 //!
 //! # What is where
 //!
-//! - [`CacheConfig`]: what a user chooses; [`Preset`], [`LayerFormat`] and [`TensorFormat`]: how keys and values are packed, of all layers or of each. [`Geometry`]: every size that follows.
+//! - [`CacheConfig`]: what a user chooses; [`Preset`], [`LayerFormat`] and [`TensorFormat`]: how keys and
+//!   values are packed, of all layers or of each. [`Shape`]: every size that follows.
 //! - [`Snapshot`]: a sequence outside any cache, and its file.
-//! - [`KvCache`], [`Step`], [`LayerIo`]: the cache on a GPU (feature `wgpu`, on by default). [`Variant`]: which attention kernels it runs.
-//! - [`mod@format`]: the block format and the bit-exact quantizer; [`format::cache_bytes`] is the memory calculator.
-//! - [`plan`]: the state machine, free of GPU types. [`oracle`]: the same cache on the CPU, readable rather than fast.
+//! - [`KvCache`], [`Step`], [`LayerIo`]: the cache on a GPU (feature `wgpu`, on by default). [`Variant`]:
+//!   which attention kernels it runs.
+//! - [`mod@format`]: the block format and the bit-exact quantizer. [`cache_bytes`]: the memory calculator.
+//! - [`oracle`]: the same cache on the CPU, readable rather than fast.
 //!
 //! # Features
 //!
 //! - `wgpu` (default): the GPU executor. `wgpu` 30 is re-exported as [`wgpu`].
-//! - `backends` (default): wgpu's Vulkan, Metal, DX12 and WebGPU backends. A host that chooses its own turns this off.
+//! - `backends` (default): wgpu's Vulkan, Metal, DX12 and WebGPU backends. A host that chooses its own turns
+//!   this off.
 
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
@@ -58,32 +63,56 @@
 mod config;
 mod error;
 pub mod format;
-mod geometry;
 #[cfg(feature = "wgpu")]
-pub mod gpu;
+mod gpu;
+mod ids;
+mod lifecycle;
 mod memory;
 pub mod oracle;
-pub mod plan;
+mod plan;
 mod preset;
-pub mod snapshot;
+mod schedule;
+mod shape;
+mod snapshot;
 mod state;
 
-pub use config::{CacheConfig, LayerAttention, LayerFormat, Mask};
+pub use config::{CacheConfig, LayerAttention, LayerFormat};
 pub use error::Error;
 pub use format::{Axis, Bits, Dtype, TensorFormat, ZeroPoint};
-pub use geometry::Geometry;
-pub use memory::{LayerMemory, MemoryUsage};
-pub use plan::{Operation, SequenceId, SequenceStep};
+pub use ids::{CacheId, SequenceId};
+pub use memory::{CacheBytes, LayerMemory, MemoryUsage, cache_bytes};
+pub use plan::{Operation, SequenceLengths, SequenceStep};
 pub use preset::Preset;
-pub use snapshot::Snapshot;
+pub use shape::{CacheShape, Shape};
+pub use snapshot::{SNAPSHOT_VERSION, Snapshot};
 pub use state::{LayerState, UnpackedTokens};
 
 #[cfg(feature = "wgpu")]
 pub use gpu::{
-    Kernels, KvCache, KvCacheOptions, LayerBinding, LayerIo, Progress, SelfTest, Step, TensorView, Variant,
+    Kernels, KvCache, KvCacheOptions, LayerBinding, LayerIo, Progress, SelfTest, Step, Target, TensorView,
+    Variant,
 };
+
 #[cfg(feature = "wgpu")]
 pub use wgpu;
+
+/// What the tests and tools of this repository reach into. It is no part of the API and changes without
+/// notice.
+#[doc(hidden)]
+pub mod internals {
+    #[cfg(feature = "wgpu")]
+    pub use crate::gpu::internals as gpu;
+    pub use crate::oracle::block_of;
+    pub mod lifecycle {
+        pub use crate::lifecycle::*;
+    }
+    pub mod plan {
+        pub use crate::plan::*;
+    }
+    pub mod schedule {
+        pub use crate::schedule::*;
+    }
+}
 
 /// The README's snippet is compiled as a doctest.
 #[cfg(all(doctest, feature = "wgpu"))]

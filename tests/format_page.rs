@@ -18,7 +18,7 @@ const HEADS: usize = 2;
 /// Every format of a tensor that a cache takes.
 fn formats() -> Vec<TensorFormat> {
     let mut formats = Vec::new();
-    for bits in Bits::ALL {
+    for &bits in Bits::ALL {
         for choice in 0..32 {
             let is = |bit: u32| choice >> bit & 1 == 1;
             let axis = if is(0) { Axis::PerToken } else { Axis::PerChannel };
@@ -141,7 +141,7 @@ fn check(name: &str, config: &CacheConfig, head_dim: usize, count: usize) {
         assert_eq!((view.dtype(), view.shape()), (other.dtype(), other.shape()), "{name}: {tensor}");
         if let Some(at) = view.data().iter().zip(other.data()).position(|(a, b)| a != b) {
             let layer: u32 = tensor.split('.').nth(1).unwrap().parse().unwrap();
-            let format = cache.geometry_of(layer).map(|g| (g.layout, g.window_format));
+            let format = cache.shape_of(layer).map(|g| (g.layout, g.window_format));
             panic!("{name}: byte {at} of {tensor} {:?} is another: {format:?}", view.shape());
         }
     }

@@ -17,7 +17,8 @@ use reference::recorded::{self, Recorded};
 struct Oracle {
     cache: CpuCache,
     contents: Contents,
-    /// The cache before each operation that was thrown away: the oracle has no encoder, it carries everything out at once.
+    /// The cache before each operation that was thrown away: the oracle has no encoder, it carries everything
+    /// out at once.
     before: Vec<CpuCache>,
 }
 
@@ -99,7 +100,7 @@ impl Executor for Oracle {
     }
 
     fn free_pages(&self) -> u32 {
-        self.cache.planner().free_pages()
+        self.cache.planner().free_pages(0)
     }
 
     fn discard(&mut self, operation: Operation) -> Result<(), Error> {
@@ -165,7 +166,7 @@ fn config() -> impl Strategy<Value = CacheConfig> {
                 )
                 .with_window_format(Dtype::ALL[dtype])
                 .with_capacity(300);
-            let page = kivi_wgpu::Geometry::new(&config, 128 << 20).unwrap().layout.page_words() * 4;
+            let page = kivi_wgpu::Shape::new(&config).unwrap().layout.page_words() * 4;
             let config = config.with_max_slab_bytes(page * pages);
             if sinks % 4 == 2 { config.with_history_limit(window + 2 * max_step) } else { config }
         },
@@ -308,7 +309,8 @@ fn decoded(snapshot: &Snapshot, layer: u32) -> Vec<f32> {
     bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
-/// `examples/decode_snapshot.py`, which knows the format only by its description, reads what the naive model holds, bit for bit.
+/// `examples/decode_snapshot.py`, which knows the format only by its description, reads what the naive model
+/// holds, bit for bit.
 #[test]
 fn python_reads_snapshots() {
     let config =

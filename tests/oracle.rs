@@ -1,9 +1,10 @@
-//! The oracle: its attention against the naive model's textbook attention, and its words under any split into steps.
+//! The oracle: its attention against the naive model's textbook attention, and its words under any split into
+//! steps.
 
 mod reference;
 
 use kivi_wgpu::oracle::{CpuCache, LayerInput, block_of};
-use kivi_wgpu::{Bits, CacheConfig, Dtype, Geometry, LayerAttention, Preset, SequenceStep, ZeroPoint};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, LayerAttention, Preset, SequenceStep, Shape, ZeroPoint};
 use proptest::prelude::*;
 use reference::{NaiveSequence, Rules, TokenData, attend, seen};
 
@@ -21,10 +22,11 @@ fn config() -> impl Strategy<Value = CacheConfig> {
             .with_bits(Bits::ALL[key], Bits::ALL[value])
             .with_zero_point(if rounded { ZeroPoint::Rounded } else { ZeroPoint::Min })
             .with_window_format(Dtype::ALL[dtype])
-            .with_attention(LayerAttention {
-                sliding_window: (max_step % 3 == 0).then_some(1 + 2 * window),
-                soft_cap: (max_step % 2 == 0).then_some(3.0),
-                ..Default::default()
+            .with_attention({
+                let mut attention = LayerAttention::default();
+                attention.sliding_window = (max_step % 3 == 0).then_some(1 + 2 * window);
+                attention.soft_cap = (max_step % 2 == 0).then_some(3.0);
+                attention
             })
             .with_capacity(1000)
     })
@@ -63,7 +65,7 @@ proptest! {
                 data.keys.insert(first + i as u64, k[i * row..(i + 1) * row].to_vec());
                 data.values.insert(first + i as u64, v[i * row..(i + 1) * row].to_vec());
             }
-            let step = SequenceStep { sequence: id, append, attend: queries };
+            let step = SequenceStep::new(id, append, queries);
             let out = cache.step(&[step], &[LayerInput { k: &k, v: &v, q: &q, ..Default::default() }]).unwrap().1.remove(0);
             naive.enter(first..first + u64::from(append));
             for head in 0..4 {
@@ -106,14 +108,15 @@ proptest! {
     }
 }
 
-/// A block of 16-bit tensors: two elements per word, keys word by word and values token by token, nothing else.
+/// A block of 16-bit tensors: two elements per word, keys word by word and values token by token, nothing
+/// else.
 #[test]
 fn sixteen_bit_blocks_hold_the_elements_themselves() {
     let x = |token: u32, channel: u32| 1.0 + f32::from_bits(0x3a80_0000 + 8 * (64 * token + channel));
     let rows: Vec<f32> = (0..16).flat_map(|t| (0..64).map(move |c| x(t, c))).collect();
-    for window in Dtype::ALL {
+    for &window in Dtype::ALL {
         let config = CacheConfig::new(1, 1, 1, 64).with_group_size(16).with_window_format(window);
-        let g = Geometry::new(&config.with_bits(Bits::Sixteen, Bits::Sixteen), 1 << 27).unwrap();
+        let g = Shape::new(&config.with_bits(Bits::Sixteen, Bits::Sixteen)).unwrap();
         assert_eq!((g.layout.block_words(), g.layout.format_bits()), (2 * 16 * 32, 16.0));
         let block = block_of(&g, &rows, &rows);
         let half = |token, channel| match window {

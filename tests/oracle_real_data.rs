@@ -1,13 +1,13 @@
 //! The oracle against keys, values and queries of real models.
 //!
-//! `exact.*` in the files comes from an independent implementation of the block format's quantizer in numpy with float64 attention;
-//! `out.*` and `relative_error` from one with textbook rounding.
+//! `exact.*` in the files comes from an independent implementation of the block format's quantizer in numpy
+//! with float64 attention; `out.*` and `relative_error` from one with textbook rounding.
 
 #[path = "../examples/support/real_data.rs"]
 mod real_data;
 
 use kivi_wgpu::oracle::{CpuCache, LayerInput};
-use kivi_wgpu::{Axis, Bits, CacheConfig, Geometry, Preset, SequenceStep, TensorFormat, ZeroPoint};
+use kivi_wgpu::{Axis, Bits, CacheConfig, Preset, SequenceStep, Shape, TensorFormat, ZeroPoint};
 use real_data::{RealData, relative_error};
 use std::path::PathBuf;
 
@@ -58,7 +58,7 @@ fn run(data: &RealData, config: &CacheConfig) -> Vec<f32> {
             q: &data.q[..queries * query_row],
             ..Default::default()
         };
-        let step = SequenceStep { sequence, append: n as u32, attend: queries as u32 };
+        let step = SequenceStep::new(sequence, n as u32, queries as u32);
         out = cache.step(&[step], &[input]).unwrap().1.remove(0).out;
         done += n;
     }
@@ -70,7 +70,7 @@ fn run(data: &RealData, config: &CacheConfig) -> Vec<f32> {
 fn presets_are_as_documented() {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     let files = ["qwen05b_L00", "qwen05b_L23", "smollm2_L00", "smollm2_L29"];
-    for preset in Preset::ALL {
+    for &preset in Preset::ALL {
         let (bits, documented) = match preset {
             Preset::Kivi2 => (3.0, [0.288, 0.307, 0.186, 0.132]),
             Preset::Kivi4 => (5.0, [0.062, 0.045, 0.026, 0.029]),
@@ -85,7 +85,7 @@ fn presets_are_as_documented() {
             let base =
                 CacheConfig::new(1, data.query_heads as u32, data.kv_heads as u32, data.head_dim as u32);
             let config = base.with_preset(preset);
-            assert_eq!(Geometry::new(&config, 1 << 27).unwrap().layout.format_bits(), bits, "{preset:?}");
+            assert_eq!(Shape::new(&config).unwrap().layout.format_bits(), bits, "{preset:?}");
             let error = relative_error(&run(&data, &config), data.output("out.exact").unwrap());
             assert!((error - documented).abs() <= 0.0006, "{preset:?} on {file}: {error:.4}");
             if preset == Preset::Bits3 {

@@ -6,7 +6,8 @@ mod adapters;
 use kivi_wgpu::{KvCache, wgpu};
 use std::time::{Duration, Instant};
 
-/// Bytes of each of the two buffers that the copy bandwidth is measured with: on GPUs several times their caches.
+/// Bytes of each of the two buffers that the copy bandwidth is measured with: on GPUs several times their
+/// caches.
 const COPY_BYTES: u64 = 128 << 20;
 /// How long a GPU is kept busy before it is measured, so that its clocks are up.
 const WARM_UP: Duration = Duration::from_millis(200);

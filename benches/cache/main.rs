@@ -10,7 +10,8 @@ use report::{Measurement, Report};
 use std::time::Duration;
 use workload::{Operation, Scheme, Shape, Workload};
 
-/// What to run: all shapes if the command line filters, else a selection that takes minutes on a software adapter.
+/// What to run: all shapes if the command line filters, else a selection that takes minutes on a software
+/// adapter.
 fn selection(filtered: bool) -> Vec<(Operation, Shape)> {
     use Operation::{Append, Decode, Pack, Prefill};
     let shape = |head_dim, ratio, batch, context| Shape { head_dim, ratio, batch, context };
@@ -42,7 +43,8 @@ fn selection(filtered: bool) -> Vec<(Operation, Shape)> {
     entries
 }
 
-/// Whether the command line names benchmarks, which are its arguments that are neither options nor their values.
+/// Whether the command line names benchmarks, which are its arguments that are neither options nor their
+/// values.
 fn has_filter(arguments: impl Iterator<Item = String>) -> bool {
     const FLAGS: [&str; 12] = [
         "--bench",
@@ -86,7 +88,8 @@ fn main() {
         let name = format!("{operation:?}").to_lowercase();
         let mut group = criterion.benchmark_group(format!("{name}/{}", shape.id()));
         group.sampling_mode(SamplingMode::Flat);
-        // The same shape in the format that others are measured against, made when the first one that the filter lets through needs it.
+        // The same shape in the format that others are measured against, made when the first one that the
+        // filter lets through needs it.
         let mut made: Option<(String, Workload)> = None;
         // Presets are measured where they are asked for, and in one shape.
         let presets = filtered || (shape.context, shape.batch, shape.head_dim) == (4096, 1, 128);

@@ -139,8 +139,8 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-/// Microseconds of `Step::layer` alone: median of 1000 layers of decode steps at 4096 tokens, each in a compute pass of its own,
-/// bindings made beforehand.
+/// Microseconds of `Step::layer` alone: median of 1000 layers of decode steps at 4096 tokens, each in a
+/// compute pass of its own, bindings made beforehand.
 fn host_time(device: &Device) -> f64 {
     let layers = 20;
     let config = CacheConfig::new(layers, 32, 8, 128).with_capacity(4096 + 512);

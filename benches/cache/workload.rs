@@ -55,7 +55,8 @@ impl Scheme {
         CacheConfig::new(1, 1, 1, 64).with_bits(keys, values).format_of(0)
     }
 
-    /// Each width against 16 bits, and each preset that is not KIVI's against KIVI's format in the same widths.
+    /// Each width against 16 bits, and each preset that is not KIVI's against KIVI's format in the same
+    /// widths.
     pub fn all() -> Vec<Scheme> {
         let widths = [Bits::Two, Bits::Four, Bits::Eight, Bits::Sixteen].map(|bits| Scheme {
             name: format!("{}bit", bits.get()),
@@ -63,7 +64,7 @@ impl Scheme {
             against: "16 bits".into(),
             reference: Scheme::plain(Bits::Sixteen, Bits::Sixteen),
         });
-        let others = Preset::ALL.into_iter().filter(|p| ![Preset::Kivi2, Preset::Kivi4].contains(p));
+        let others = Preset::ALL.iter().copied().filter(|p| ![Preset::Kivi2, Preset::Kivi4].contains(p));
         let presets = others.map(|preset| {
             let format = preset.format();
             let (keys, values) = (format.keys.bits, format.values.bits);
@@ -162,7 +163,7 @@ impl Workload {
 
     /// Bytes of packed pages that one operation reads or writes.
     pub fn packed_bytes(&self, operation: Operation) -> u64 {
-        let g = self.cache.geometry();
+        let g = self.cache.shape().first();
         let block = u64::from(g.layout.block_words()) * 4;
         let history = |s| self.cache.tokens(s).unwrap_or(0).saturating_sub(g.sinks + g.window);
         let held = |s| u64::from(history(s) / g.layout.group);

@@ -1,6 +1,7 @@
 //! Keys, values and queries of any length that can be made again at any position.
 
-/// Noise with the outliers of real models: a few key channels of large magnitude and a steady sign, a few large value tokens.
+/// Noise with the outliers of real models: a few key channels of large magnitude and a steady sign, a few
+/// large value tokens.
 pub struct Synthetic {
     pub tokens: usize,
     pub query_heads: usize,
@@ -41,7 +42,8 @@ impl Synthetic {
         (k, v)
     }
 
-    /// A query that looks for one earlier token per head, as a retrieval head does: its logit stands out among the noise of the others.
+    /// A query that looks for one earlier token per head, as a retrieval head does: its logit stands out
+    /// among the noise of the others.
     pub fn query(&self, position: usize) -> Vec<f32> {
         let mut query = Vec::with_capacity(self.query_heads * self.head_dim);
         for head in 0..self.query_heads {

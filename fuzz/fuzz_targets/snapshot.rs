@@ -1,4 +1,5 @@
-//! Any bytes as a snapshot: an error, or a sequence that can be loaded, continued, and saved as the same bytes.
+//! Any bytes as a snapshot: an error, or a sequence that can be loaded, continued, and saved as the same
+//! bytes.
 //!
 //! `cargo +nightly fuzz run snapshot`, from the repository's root; `fuzz/seed` has files to begin with.
 #![no_main]

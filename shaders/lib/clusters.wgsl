@@ -9,6 +9,7 @@
 // subgroups are: the host runs lane_order.wgsl before it chooses these kernels.
 //
 // Constants: F32, HEADS_PER_KV, ITEMS_AT_MOST, KEY_ROWS, LANES, LOGIT_SCALE, PREFILL, ROW_GROUPS, WORKGROUP.
+// Records: RowTile, TileRun.
 
 @group(1) @binding(2) var<storage, read> host_queries4: array<vec4<u32>>;
 
@@ -74,7 +75,7 @@ fn query_vector(first: u32) -> vec4<f32> {
 }
 
 // A row's scaled query in the lane's channels.
-fn lane_query(tile: Tile, head: u32, row: u32, lane: u32) -> Parts {
+fn lane_query(tile: RowTile, head: u32, row: u32, lane: u32) -> Parts {
     if (row >= tile.rows) {
         return Parts();
     }
@@ -162,7 +163,7 @@ fn attend_cluster(workgroup: vec3<u32>, local: u32, in_subgroup: u32) {
     let first_item = work_item(workgroup) * each;
     let end = min(first_item + each, params.count);
     var loaded = 0xffffffffu;
-    var tile = Tile();
+    var tile = RowTile();
     var q = Rows();
     for (var item = first_item; item < end; item++) {
         let run = read_run(item);
@@ -183,7 +184,7 @@ fn attend_cluster(workgroup: vec3<u32>, local: u32, in_subgroup: u32) {
 }
 
 // One item of a cluster, whose partial result is written if `writes`.
-fn attend_run(run: Run, tile: Tile, q: Rows, head: u32, row: u32, lane: u32, base: u32, writes: bool) {
+fn attend_run(run: TileRun, tile: RowTile, q: Rows, head: u32, row: u32, lane: u32, base: u32, writes: bool) {
     var sums = Sums();
     var highest = vec4<f32>(UNSEEN);
     var total = vec4<f32>();

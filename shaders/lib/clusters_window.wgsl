@@ -1,6 +1,7 @@
 // Units of unpacked tokens for lib/clusters.wgsl. Channels stay in their order.
 //
 // Constants: KEY_ROWS, LANES.
+// Records: Split.
 
 fn query_order(n: Parts) -> Parts {
     return n;

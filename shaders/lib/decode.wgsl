@@ -4,6 +4,7 @@
 //
 // Constants: CHUNKS, HEAD_DIM, KEY_ROWS, KEY_SLICES, LOGIT_SCALE, QUERY_VECS, ROWS, ROW_GROUPS, ROW_PAIRS,
 // SH_VECS, TOKEN_SHARES, UNITS, VALUE_ROWS, WORKGROUP.
+// Records: RowTile.
 
 // Tokens go in fours.
 const QUADS: u32 = 64u;
@@ -39,7 +40,7 @@ fn add_weighted(sums: ptr<function, Sums>, x: Parts, p: vec2<f32>) {
 }
 
 // Vector `v` of a row's query, scaled, in the order in which `add_logits` meets the channels.
-fn load_query(tile: Tile, head: u32, row: u32, v: u32) -> vec4<f32> {
+fn load_query(tile: RowTile, head: u32, row: u32, v: u32) -> vec4<f32> {
     if (row >= tile.rows) {
         return vec4<f32>();
     }

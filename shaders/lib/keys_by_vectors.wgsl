@@ -3,6 +3,7 @@
 // lib/keys_plain.wgsl come before.
 //
 // Constants: HEAD_DIM, KEY_SLICES.
+// Records: Split.
 
 // Adds the products of the slice's channels.
 fn add_logits(logits: ptr<function, Logits>, split: Split, head: u32, quad: u32, slice: u32, row: u32, query_unit: vec4<f32>) {

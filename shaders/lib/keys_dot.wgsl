@@ -3,6 +3,7 @@
 // have added already; integer sums are exact. lib/keys_quantized.wgsl comes before.
 //
 // Constants: BLOCKS_PER_PAGE, GROUP, HEAD_DIM, KEY_LOW_BITS, KEY_ROWS, KEY_SLICES, QUERY_VECS, ROWS.
+// Records: Split.
 
 // Chunks of 16 channels: four words of queries, one vector.
 const DOT_CHUNKS: u32 = HEAD_DIM / 16u;

@@ -1,6 +1,7 @@
 // Logits of a packed page whose keys are codes, in f32. lib/keys_quantized.wgsl comes before.
 //
 // Constants: GROUP, KEY_LOW_WORDS, KEY_PARTS, KEY_SLICES.
+// Records: Split.
 
 fn logit_part(logits: ptr<function, Logits>, codes: vec4<u32>, scale: vec4<f32>, row: u32, v: u32) {
     let q0 = query(row, v) * scale;

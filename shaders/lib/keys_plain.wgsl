@@ -1,4 +1,6 @@
 // Keys without parameters, for lib/decode.wgsl: no bias, and queries in the order of the channels.
+//
+// Records: Split.
 
 const BLOCK_LANES: u32 = 0u;
 const BIAS_PARTS: u32 = 0u;

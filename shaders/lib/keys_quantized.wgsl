@@ -4,6 +4,7 @@
 //
 // Constants: GROUP, HEAD_DIM, KEY_CODES_PER_WORD, KEY_COMPACT, KEY_LOW_WORDS, KEY_PARAMS, KEY_PARTS,
 // KEY_ROWS, KEY_SLICES, QUERY_VECS.
+// Records: Split.
 
 // Invocations of a row group that share a block, and so its bias: those of its tokens, in all slices.
 const BLOCK_LANES: u32 = GROUP / 4u * KEY_SLICES;

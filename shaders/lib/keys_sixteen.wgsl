@@ -1,6 +1,7 @@
 // Logits of a packed page whose keys are kept in 16 bits. lib/keys_plain.wgsl comes before.
 //
 // Constants: GROUP, HEAD_DIM, KEY_SLICES, PACKED_FORMAT.
+// Records: Split.
 
 // Adds the products of the slice's channels.
 fn add_logits(logits: ptr<function, Logits>, split: Split, head: u32, quad: u32, slice: u32, row: u32, query_unit: vec4<f32>) {

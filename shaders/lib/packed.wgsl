@@ -2,6 +2,7 @@
 //
 // Constants: BLOCK_WORDS, GROUP, HEAD_WORDS, KEY_BITS, KEY_BYTE_MASK, KEY_LOW_BITS, KEY_LOW_WORDS,
 // VALUE_BITS, VALUE_BYTE_MASK, VALUE_LOW_BITS, VALUE_LOW_WORDS.
+// Records: Split.
 
 @group(0) @binding(2) var<storage, read> slab4: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> slab: array<u32>;

@@ -10,6 +10,7 @@
 //
 // Constants: COLUMNS, HEADS_PER_KV, HEAD_DIM, KEY_TILE, LOGIT_SCALE, OUTPUTS_EACH, REDUCE_STEP, ROWS,
 // SH_VECS, TOKENS_EACH, VALUE_TOKENS.
+// Records: RowTile, Split.
 
 const PREFILL_WORKGROUP: u32 = 256u;
 // Channels go through workgroup memory 16 at a time.
@@ -41,7 +42,7 @@ struct TileSums {
     b3: vec4<f32>,
 }
 
-fn query_part(tile: Tile, head: u32, row: u32, v: u32) -> vec4<f32> {
+fn query_part(tile: RowTile, head: u32, row: u32, v: u32) -> vec4<f32> {
     if (row >= tile.rows || v >= HEAD_VECS) {
         return vec4<f32>();
     }
@@ -51,7 +52,7 @@ fn query_part(tile: Tile, head: u32, row: u32, v: u32) -> vec4<f32> {
 }
 
 // Which of four rows see a token.
-fn rows_that_see(tile: Tile, split: Split, row: u32, token: u32) -> vec4<bool> {
+fn rows_that_see(tile: RowTile, split: Split, row: u32, token: u32) -> vec4<bool> {
     let r = vec4<u32>(tile.first_row + row) + vec4<u32>(0u, 1u, 2u, 3u);
     let end = vec4<u32>(tile.position + 1u) + r / HEADS_PER_KV;
     let position = vec4<u32>(split.first_position + token);
@@ -67,7 +68,7 @@ fn products(row: u32, token: u32, v: u32) -> vec4<f32> {
 }
 
 // The logits of this invocation's rows and tokens. Begins with a barrier.
-fn tile_logits(tile: Tile, split: Split, head: u32, first_token: u32, row: u32, column: u32, local: u32) -> TileLogits {
+fn tile_logits(tile: RowTile, split: Split, head: u32, first_token: u32, row: u32, column: u32, local: u32) -> TileLogits {
     var logits = TileLogits();
     for (var first = 0u; first < HEAD_VECS; first += CHUNK_VECS) {
         workgroupBarrier();

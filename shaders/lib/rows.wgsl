@@ -4,24 +4,12 @@
 // once for all its query heads. Logits are in base 2: queries are multiplied by LOGIT_SCALE = softmax_scale *
 // log2(e) as they are loaded.
 //
-// Constants: HEADS_PER_KV, HEAD_DIM, ITEM_WORDS, PARTIAL_VECS, PREFILL, SOFT_CAPS, SPLIT_WORDS, TILE_WORDS.
+// Constants: HEADS_PER_KV, HEAD_DIM, PARTIAL_VECS, PREFILL, SOFT_CAPS.
+// Records: RowTile, AttendItem, Split, TileRun.
 
 @group(0) @binding(4) var<storage, read_write> partials: array<vec4<f32>>;
 @group(1) @binding(0) var<storage, read> io: Io;
 @group(1) @binding(1) var<storage, read> host_queries: array<u32>;
-
-struct Split {
-    source: u32,
-    tokens: u32,
-    first_position: u32,
-}
-
-struct Tile {
-    first_query: u32,
-    first_row: u32,
-    rows: u32,
-    position: u32,
-}
 
 // Per row (of up to KEY_ROWS): four tokens.
 struct Logits {
@@ -31,29 +19,19 @@ struct Logits {
     r3: vec4<f32>,
 }
 
-// Consecutive splits that extend the partial results of one tile. In a decode step the only split of a
-// partial of its own.
-struct Run {
-    tile: u32,
-    partial: u32,
-    // Word of `plan` where the splits begin.
-    first: u32,
-    splits: u32,
-    // Whether there is no partial result to extend yet.
-    fresh: u32,
-}
-
-fn read_run(item: u32) -> Run {
-    let at = params.first + ITEM_WORDS * item;
+// The run of an item of work. In a decode step it is the only split of a partial result of its own, which is
+// the end of the item's record.
+fn read_run(item: u32) -> TileRun {
     if (PREFILL) {
-        return Run(plan[at], plan[at + 1u], plan[at + 2u], plan[at + 3u], plan[at + 4u]);
+        return tile_run_at(params.first + TILE_RUN_WORDS * item);
     }
-    return Run(plan[at], plan[at + 1u], at + 2u, 1u, 1u);
+    let at = params.first + ATTEND_ITEM_WORDS * item;
+    let own = attend_item_at(at);
+    return TileRun(own.tile, own.partial, at + ATTEND_ITEM_WORDS - SPLIT_WORDS, 1u, 1u);
 }
 
-fn run_split(run: Run, i: u32) -> Split {
-    let at = run.first + SPLIT_WORDS * i;
-    return Split(plan[at], plan[at + 1u], plan[at + 2u]);
+fn run_split(run: TileRun, i: u32) -> Split {
+    return split_at(run.first_split + SPLIT_WORDS * i);
 }
 
 // 16 channels, in natural order or one vector per part.
@@ -80,13 +58,12 @@ fn sixteen_channels(format: u32, low: vec4<u32>, high: vec4<u32>) -> Parts {
     );
 }
 
-fn read_tile(tile: u32) -> Tile {
-    let at = params.tiles + TILE_WORDS * tile;
-    return Tile(plan[at], plan[at + 1u], plan[at + 2u], plan[at + 3u]);
+fn read_tile(tile: u32) -> RowTile {
+    return row_tile_at(params.tiles + ROW_TILE_WORDS * tile);
 }
 
 // Element of the host's queries where a row's query begins.
-fn query_first(tile: Tile, head: u32, row: u32) -> u32 {
+fn query_first(tile: RowTile, head: u32, row: u32) -> u32 {
     let r = tile.first_row + row;
     let query_head = head * HEADS_PER_KV + r % HEADS_PER_KV;
     return io.q.offset + (tile.first_query + r / HEADS_PER_KV) * io.q.token_stride + query_head * io.q.head_stride;
@@ -99,7 +76,7 @@ fn query_element(index: u32) -> f32 {
 
 // Which of the four tokens from `token` on row `row` sees: those up to its own position, from the first of
 // its sliding window on.
-fn sees(tile: Tile, split: Split, row: u32, token: u32) -> vec4<bool> {
+fn sees(tile: RowTile, split: Split, row: u32, token: u32) -> vec4<bool> {
     let position = tile.position + (tile.first_row + row) / HEADS_PER_KV;
     // Counts, so that nothing wraps around: of tokens up to the position, and of those before the sliding
     // window.

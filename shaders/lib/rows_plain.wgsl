@@ -1,10 +1,11 @@
 // Elements as they are, for pack.wgsl.
 //
 // Constants: PACK_TENSOR.
+// Records: PackBlock.
 
 // What `row_bits` needs to know of a block: where its list of slots begins.
 fn first_row(item: u32) -> u32 {
-    return params.slots + plan[params.first + 2u * item];
+    return params.slots + pack_block_at(params.first + PACK_BLOCK_WORDS * item).first_slot;
 }
 
 // f32 bits of `channel` of a block's token `token`.

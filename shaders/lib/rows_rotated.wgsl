@@ -1,13 +1,14 @@
 // Rotated elements, for pack.wgsl: PACK_TOKENS rows at a time. lib/rotation.wgsl comes before.
 //
 // Constants: F32, HEAD_DIM, PACK_TENSOR, PACK_TOKENS, PACK_WORKGROUP, ROTATION_SCALE.
+// Records: PackBlock.
 
 const ROTATED_ROWS: u32 = PACK_TOKENS;
 const ROTATION_WORKGROUP: u32 = PACK_WORKGROUP;
 
 // What `load_rows` needs to know of a block: where its list of slots begins.
 fn first_row(item: u32) -> u32 {
-    return params.slots + plan[params.first + 2u * item];
+    return params.slots + pack_block_at(params.first + PACK_BLOCK_WORDS * item).first_slot;
 }
 
 // f32 bits of `channel` of a block's token `token`, one of those that were loaded last.

@@ -1,6 +1,7 @@
 // Unpacked tokens by slot: sink slots and rings, or the staging buffer.
 //
 // Constants: F32, RING_SLOTS, ROW_WORDS, STAGING_BIT, STAGING_SLOTS, TOKEN_WORDS, WINDOW_FORMAT.
+// Records: Split.
 
 @group(0) @binding(2) var<storage, read> ring4: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> staging4: array<vec4<u32>>;

@@ -3,6 +3,7 @@
 // lib/vectors_packed.wgsl comes before.
 //
 // Constants: VALUE_ROWS.
+// Records: Split.
 
 // Adds one token with weights `p` of the two rows. A chunk that reaches past the row reads what is behind it;
 // those sums are not written.

@@ -3,6 +3,7 @@
 //
 // Constants: CHANNEL_GROUP, GROUP, VALUE_CODES, VALUE_COMPACT, VALUE_GROUPS, VALUE_PARAMS, VALUE_ROWS,
 // VALUE_ROW_WORDS.
+// Records: Split.
 
 // Adds one token with weights `p` of the two rows.
 fn add_token(sums: ptr<function, Sums>, zero: ptr<function, vec2<f32>>, first: u32, token: u32, chunk: u32, p: vec2<f32>) {

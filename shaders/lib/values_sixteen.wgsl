@@ -1,6 +1,7 @@
 // Weighted sums of a packed page whose values are kept in 16 bits.
 //
 // Constants: GROUP, PACKED_FORMAT, VALUE_CODES, VALUE_ROWS, VALUE_ROW_WORDS.
+// Records: Split.
 
 // Adds one token with weights `p` of the two rows. A chunk that reaches past the row reads its neighbour;
 // those sums are not written.

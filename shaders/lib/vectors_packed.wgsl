@@ -3,6 +3,7 @@
 // Constants: CHANNEL_GROUP, GROUP, KEYS_PER_TOKEN, KEY_BITS, KEY_COMPACT, KEY_GROUPS, KEY_LOW_BITS,
 // KEY_LOW_WORDS, KEY_PARAMS, PACKED_FORMAT, VALUES_PER_CHANNEL, VALUE_BITS, VALUE_CODES, VALUE_COMPACT,
 // VALUE_GROUPS, VALUE_LOW_BITS, VALUE_LOW_WORDS, VALUE_PARAMS, VALUE_ROW_WORDS.
+// Records: Split.
 
 // The codes of channels 4v to 4v + 3 of a row of `bits` wide codes, from the word that holds them.
 fn four_codes(word: u32, v: u32, bits: u32) -> vec4<f32> {

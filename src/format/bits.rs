@@ -12,12 +12,13 @@ pub enum Bits {
     Four,
     /// 256 levels.
     Eight,
-    /// Not quantized: elements as they are in the residual window (f16 if the window is f32), without parameters. The honest baseline, and the
-    /// choice where quantization costs too much.
+    /// Not quantized: elements as they are in the residual window (f16 if the window is f32), without
+    /// parameters. The honest baseline, and the choice where quantization costs too much.
     Sixteen,
 }
 
-/// Where a part of one code lies in its row: bits `[code_shift, +width)` of the code are bits `[shift, +width)` of `word`.
+/// Where a part of one code lies in its row: bits `[code_shift, +width)` of the code are bits `[shift,
+/// +width)` of `word`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CodePart {
     /// Row word.
@@ -32,9 +33,9 @@ pub struct CodePart {
 
 impl Bits {
     /// All widths.
-    pub const ALL: [Bits; 5] = [Bits::Two, Bits::Three, Bits::Four, Bits::Eight, Bits::Sixteen];
+    pub const ALL: &'static [Bits] = &[Bits::Two, Bits::Three, Bits::Four, Bits::Eight, Bits::Sixteen];
     /// The widths of codes.
-    pub const QUANTIZED: [Bits; 4] = [Bits::Two, Bits::Three, Bits::Four, Bits::Eight];
+    pub const QUANTIZED: &'static [Bits] = &[Bits::Two, Bits::Three, Bits::Four, Bits::Eight];
 
     /// The width in bits.
     pub const fn get(self) -> u32 {
@@ -49,7 +50,7 @@ impl Bits {
 
     /// The width with this many bits, if the format has it.
     pub fn from_u32(bits: u32) -> Option<Bits> {
-        Bits::ALL.into_iter().find(|b| b.get() == bits)
+        Bits::ALL.iter().copied().find(|b| b.get() == bits)
     }
 
     /// Whether elements are codes with a scale and a minimum per group.
@@ -62,7 +63,8 @@ impl Bits {
         (1 << self.get()) - 1
     }
 
-    /// Widths of the planes of a row, lowest code bits first. A width that is not a power of two is split here.
+    /// Widths of the planes of a row, lowest code bits first. A width that is not a power of two is split
+    /// here.
     pub const fn planes(self) -> &'static [u32] {
         match self {
             Bits::Two => &[2],

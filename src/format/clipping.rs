@@ -6,13 +6,15 @@ use super::quantizer::{code, ends};
 
 /// Positions of each end of a group's range that clipping tries.
 pub const CLIP_STEPS: u32 = 6;
-/// Distance of two positions, in ranges: ends move up to a fifth of the range towards the middle, by products that are exact in f32.
+/// Distance of two positions, in ranges: ends move up to a fifth of the range towards the middle, by products
+/// that are exact in f32.
 pub const CLIP_STEP: f32 = 5.0 / 128.0;
 /// Groups whose range is below two to this power are not clipped.
 pub const CLIP_LEAST_EXPONENT: i32 = -60;
 
-/// Parameters of a group by the clipping rule: of all pairs of ends, each moved up to [`CLIP_STEPS`] − 1 steps towards the middle, those of the smallest sum
-/// of squared errors, the first if there are several; `fit` gives the parameter for a pair of ends. Errors are integers in units of 2⁻¹² of the range or so, at
+/// Parameters of a group by the clipping rule: of all pairs of ends, each moved up to [`CLIP_STEPS`] − 1
+/// steps towards the middle, those of the smallest sum of squared errors, the first if there are several;
+/// `fit` gives the parameter for a pair of ends. Errors are integers in units of 2⁻¹² of the range or so, at
 /// most 2047 each.
 pub(super) fn clipped(bits: Bits, group: &[f32], fit: impl Fn(f32, f32) -> Param) -> Param {
     let (min, max) = ends(group);

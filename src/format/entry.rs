@@ -16,7 +16,7 @@ pub enum Dtype {
 
 impl Dtype {
     /// All types.
-    pub const ALL: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+    pub const ALL: &'static [Dtype] = &[Dtype::F32, Dtype::F16, Dtype::Bf16];
 
     /// Bytes of one element.
     pub const fn bytes(self) -> u32 {
@@ -54,8 +54,8 @@ const BIAS: u32 = 112;
 
 /// The entry function: sanitizes `x` and rounds it once to `format`; returns the bits.
 ///
-/// NaN becomes +0; the magnitude is clamped to 65504 (bf16: 65280); what lies below the smallest normal of the format, and −0,
-/// becomes +0; then round to nearest, ties to even.
+/// NaN becomes +0; the magnitude is clamped to 65504 (bf16: 65280); what lies below the smallest normal of
+/// the format, and −0, becomes +0; then round to nearest, ties to even.
 pub fn enter(x: f32, format: Dtype) -> u32 {
     let bits = x.to_bits();
     let sign = bits & 0x8000_0000;
@@ -111,7 +111,8 @@ pub fn bf16_to_f32(h: u16) -> f32 {
     f32::from_bits(u32::from(h) << 16)
 }
 
-/// Rounds an attention output to `format`, to nearest even; unlike [`enter`] it keeps subnormals, infinities and NaN.
+/// Rounds an attention output to `format`, to nearest even; unlike [`enter`] it keeps subnormals, infinities
+/// and NaN.
 pub fn round_to(x: f32, format: Dtype) -> u32 {
     let bits = x.to_bits();
     let sign = bits & 0x8000_0000;
@@ -129,7 +130,8 @@ pub fn round_to(x: f32, format: Dtype) -> u32 {
             } else if magnitude >= F16_MIN_NORMAL {
                 (round_even(magnitude, 13) >> 13) - (BIAS << 10)
             } else {
-                // Multiples of 2⁻²⁴: adding 0.5 leaves them, rounded to nearest even, in the low bits of the sum.
+                // Multiples of 2⁻²⁴: adding 0.5 leaves them, rounded to nearest even, in the low bits of the
+                // sum.
                 (f32::from_bits(magnitude) + 0.5).to_bits() - 0.5f32.to_bits()
             };
             (sign >> 16) | rounded

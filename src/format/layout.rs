@@ -4,7 +4,8 @@ use super::{Axis, Bits, PAGE_TOKENS, Tensor, TensorFormat};
 
 /// Sizes and offsets, in words, of a block: `group` tokens, keys and values of all KV heads of a layer.
 ///
-/// A block is, for each KV head in order: its keys, then its values, each of them codes, then parameters ([`TensorLayout`]).
+/// A block is, for each KV head in order: its keys, then its values, each of them codes, then parameters
+/// ([`TensorLayout`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockLayout {
     /// Elements of one head's row.
@@ -21,9 +22,10 @@ pub struct BlockLayout {
     pub values: TensorFormat,
 }
 
-/// Where one head's keys or values lie in its part of a block: codes, for keys `[row word][token]` and for values `[token][row word]`; then parameters, `[channel]` if
-/// quantized per channel, else `[token][channel group]`. Compact parameters are two to a word, the first in the low half. Tensors in 16 bits have elements in
-/// the place of codes and no parameters.
+/// Where one head's keys or values lie in its part of a block: codes, for keys `[row word][token]` and for
+/// values `[token][row word]`; then parameters, `[channel]` if quantized per channel, else `[token][channel
+/// group]`. Compact parameters are two to a word, the first in the low half. Tensors in 16 bits have elements
+/// in the place of codes and no parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorLayout {
     /// Keys or values.
@@ -53,7 +55,8 @@ impl TensorLayout {
         self.row_words() * self.group
     }
 
-    /// Groups of channels of one token, each with a parameter; the last may be short. One if it is quantized per channel.
+    /// Groups of channels of one token, each with a parameter; the last may be short. One if it is quantized
+    /// per channel.
     pub fn channel_groups(&self) -> u32 {
         match self.axis {
             Axis::PerChannel => 1,
@@ -61,7 +64,8 @@ impl TensorLayout {
         }
     }
 
-    /// Whether rows are rotated in a pass of their own before they are packed: a group of a channel needs the rotated rows of all its tokens at a time.
+    /// Whether rows are rotated in a pass of their own before they are packed: a group of a channel needs the
+    /// rotated rows of all its tokens at a time.
     pub(crate) fn rotates_apart(&self) -> bool {
         self.format.rotated && self.axis == Axis::PerChannel
     }

@@ -2,18 +2,17 @@
 //! quantizer that gives the same words on every backend.
 
 mod bits;
-mod bytes;
 mod clipping;
 mod compact;
 mod entry;
 mod layout;
 mod param;
 mod quantizer;
+mod read;
 mod rotation;
 mod tensor;
 
 pub use bits::{Bits, CodePart};
-pub use bytes::{CacheBytes, cache_bytes};
 pub use clipping::{CLIP_LEAST_EXPONENT, CLIP_STEP, CLIP_STEPS};
 pub use entry::{Dtype, bf16_to_f32, enter, f16_to_f32, floor_to_f16, round_to, widen};
 pub use layout::{BlockLayout, TensorLayout};

@@ -4,8 +4,9 @@ use super::f16_to_f32;
 
 /// The scale and the minimum of a group: `x̂ = code·scale + min`.
 ///
-/// In 32 bits they are two f16, each normal or +0. In 16 bits (compact) the scale is an f16 of which only the exponent and three bits of the mantissa are kept, and
-/// the minimum a whole number of quarters of the scale, or of four scales.
+/// In 32 bits they are two f16, each normal or +0. In 16 bits (compact) the scale is an f16 of which only the
+/// exponent and three bits of the mantissa are kept, and the minimum a whole number of quarters of the scale,
+/// or of four scales.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Param {
     scale: f32,
@@ -24,8 +25,8 @@ impl Param {
         Param::from_word(u32::from(scale) | (u32::from(min) << 16))
     }
 
-    /// Of the 16 bits of a compact parameter: the scale's in the low byte; above them the minimum, seven bits with a sign; at the top whether its unit is four scales
-    /// instead of a quarter of one.
+    /// Of the 16 bits of a compact parameter: the scale's in the low byte; above them the minimum, seven bits
+    /// with a sign; at the top whether its unit is four scales instead of a quarter of one.
     pub fn from_compact(bits: u16) -> Param {
         let scale = f16_to_f32((bits & 0xff) << 7);
         let number = ((bits << 1) as i16) >> 9;

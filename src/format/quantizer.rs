@@ -1,18 +1,21 @@
 //! The bit-exact min–max quantizer.
 //!
-//! Asymmetric uniform quantization of a group as in KIVI (Liu et al., 2024), with its rounding pinned down so that every backend
-//! writes the same words: it relies only on integers, on products that are exact in f32, and on single f32 sums.
+//! Asymmetric uniform quantization of a group as in KIVI (Liu et al., 2024), with its rounding pinned down so
+//! that every backend writes the same words: it relies only on integers, on products that are exact in f32,
+//! and on single f32 sums.
 
 use super::{Bits, Param, f16_to_f32, floor_to_f16};
 
 /// How the minimum of a group is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ZeroPoint {
-    /// The f16 floor of the group's smallest value. Every |x − x̂| ≤ scale/2 + one f32 ulp, but for values that clipping leaves out.
+    /// The f16 floor of the group's smallest value. Every |x − x̂| ≤ scale/2 + one f32 ulp, but for values
+    /// that clipping leaves out.
     #[default]
     Min,
-    /// The textbook rule: an integer zero point `z`, stored as `−z·scale`, so that zero is (nearly) a level. Every |x − x̂| ≤ scale/2 + one f16 ulp
-    /// of the minimum + one f32 ulp. Groups where that is not exact (|z| > 4095) use [`ZeroPoint::Min`].
+    /// The textbook rule: an integer zero point `z`, stored as `−z·scale`, so that zero is (nearly) a level.
+    /// Every |x − x̂| ≤ scale/2 + one f16 ulp of the minimum + one f32 ulp. Groups where that is not exact
+    /// (|z| > 4095) use [`ZeroPoint::Min`].
     Rounded,
 }
 
@@ -23,13 +26,15 @@ const LARGEST: u16 = 0x7bff;
 /// `|z|` above this would make `(2z − 1)·scale` inexact.
 const MAX_ZERO: i32 = 4095;
 
-/// The order-preserving key of a float: `x < y` exactly if `order_key(x) < order_key(y)` (for values without −0 and NaN).
+/// The order-preserving key of a float: `x < y` exactly if `order_key(x) < order_key(y)` (for values without
+/// −0 and NaN).
 pub fn order_key(x: f32) -> u32 {
     let bits = x.to_bits();
     if bits >> 31 == 1 { !bits } else { bits | 0x8000_0000 }
 }
 
-/// The smallest `v` in `lo..=hi` for which `holds` is true, where it is false, then true; `hi` is taken to hold.
+/// The smallest `v` in `lo..=hi` for which `holds` is true, where it is false, then true; `hi` is taken to
+/// hold.
 pub(super) fn smallest_that(mut lo: i32, mut hi: i32, holds: impl Fn(i32) -> bool) -> i32 {
     while lo < hi {
         let mid = (lo + hi) >> 1;
@@ -42,7 +47,8 @@ pub(super) fn smallest_that(mut lo: i32, mut hi: i32, holds: impl Fn(i32) -> boo
     hi
 }
 
-/// Parameters in 32 bits of a group whose smallest and largest values are `min` and `max` (both entered, see [`super::enter`]).
+/// Parameters in 32 bits of a group whose smallest and largest values are `min` and `max` (both entered, see
+/// [`super::enter`]).
 pub fn param(bits: Bits, rule: ZeroPoint, min: f32, max: f32) -> Param {
     let min16 = floor_to_f16(min);
     let low = f16_to_f32(min16);
@@ -50,7 +56,8 @@ pub fn param(bits: Bits, rule: ZeroPoint, min: f32, max: f32) -> Param {
     if range <= 0.0 {
         return Param::from_halves(0, min16);
     }
-    // 8 + 11 bits: the product is exact. Comparing positive floats as integers keeps compilers from rewriting the comparison.
+    // 8 + 11 bits: the product is exact. Comparing positive floats as integers keeps compilers from rewriting
+    // the comparison.
     let levels = bits.max_code() as f32;
     let covers = |h: i32| (levels * f16_to_f32(h as u16)).to_bits() >= range.to_bits();
     let scale16 = smallest_that(i32::from(SMALLEST), i32::from(LARGEST), covers) as u16;

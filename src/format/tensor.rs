@@ -17,9 +17,11 @@ pub enum Tensor {
 /// What the elements that share a scale and a minimum have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Axis {
-    /// A channel: a group is one channel of the tokens of a block. KIVI's choice for keys, of which a few channels are large in every token.
+    /// A channel: a group is one channel of the tokens of a block. KIVI's choice for keys, of which a few
+    /// channels are large in every token.
     PerChannel,
-    /// A token: a group is some channels of one token. KIVI's choice for values, and that of most other caches for both.
+    /// A token: a group is some channels of one token. KIVI's choice for values, and that of most other
+    /// caches for both.
     PerToken,
 }
 
@@ -29,20 +31,26 @@ pub enum Axis {
 pub struct TensorFormat {
     /// Width of a code.
     pub bits: Bits,
-    /// What a group is; `None`: KIVI's choice, keys per channel and values per token. The other choices are for comparison: attention reads them by slower kernels.
+    /// What a group is; `None`: KIVI's choice, keys per channel and values per token. The other choices are
+    /// for comparison: attention reads them by slower kernels.
     pub axis: Option<Axis>,
     /// How the minimum of a group is stored.
     pub zero_point: ZeroPoint,
-    /// Whether a group's scale and minimum take 16 bits together instead of 32: the scale has four significant bits, and the minimum is a whole number of quarters of
-    /// it, or of four of it ([`Param`]). Nothing is clipped by it. With [`ZeroPoint::Min`] only.
+    /// Whether a group's scale and minimum take 16 bits together instead of 32: the scale has four
+    /// significant bits, and the minimum is a whole number of quarters of it, or of four of it ([`Param`]).
+    /// Nothing is clipped by it. With [`ZeroPoint::Min`] only.
     pub compact: bool,
-    /// Whether a group's range may leave out its extremes, where that makes the sum of squared errors smaller. It costs time when blocks are packed, none when
-    /// they are read. Good for values; for keys only if sink tokens are exempt (their outliers are what attention looks for).
+    /// Whether a group's range may leave out its extremes, where that makes the sum of squared errors
+    /// smaller. It costs time when blocks are packed, none when they are read. Good for values; for keys only
+    /// if sink tokens are exempt (their outliers are what attention looks for).
     pub clipping: bool,
-    /// Whether rows are rotated before they are packed ([`rotate`](super::rotate)); not with 16 bits. Values are rotated back once per head, where their weighted sums are
-    /// joined, and this nearly always helps. For keys the queries are rotated instead, and whether that helps depends on the layer: where a few channels carry a large
-    /// constant, as in the first layer of Qwen2.5 whose key projections have biases, rotation spreads it over all channels and ruins the layer. Try it per layer
-    /// ([`CacheConfig::with_layer_format`](crate::CacheConfig::with_layer_format)) and measure. Rows whose elements are all alike and in the thousands are clamped.
+    /// Whether rows are rotated before they are packed ([`rotate`](super::rotate)); not with 16 bits. Values
+    /// are rotated back once per head, where their weighted sums are joined, and this nearly always helps.
+    /// For keys the queries are rotated instead, and whether that helps depends on the layer: where a few
+    /// channels carry a large constant, as in the first layer of Qwen2.5 whose key projections have biases,
+    /// rotation spreads it over all channels and ruins the layer. Try it per layer
+    /// ([`CacheConfig::with_layer_format`](crate::CacheConfig::with_layer_format)) and measure. Rows whose
+    /// elements are all alike and in the thousands are clamped.
     pub rotated: bool,
 }
 

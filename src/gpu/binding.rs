@@ -1,12 +1,13 @@
 //! The host's tensors, checked and bound to a cache.
 
-use super::buffers::{filled_buffer, now_or_never};
-use super::cache::KvCache;
-use super::io::{ABSENT, IoParams, LayerIo, TensorView, ViewParams};
+use super::device::{filled_buffer, now_or_never};
+use super::executor::{Gpu, HostGroups};
+use super::io::{LayerIo, TensorView};
+use super::params::{IoParams, ViewParams};
 use crate::error::Error;
 use crate::format::Dtype;
-use crate::geometry::Geometry;
-use crate::plan::{CacheId, StepPlan};
+use crate::ids::CacheId;
+use crate::shape::Shape;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a tensor is for.
@@ -32,18 +33,18 @@ impl Role {
         }
     }
 
-    fn heads(self, g: &Geometry) -> u32 {
+    fn heads(self, s: &Shape) -> u32 {
         match self {
-            Role::Keys | Role::Values => g.layout.kv_heads,
-            _ => g.query_heads,
+            Role::Keys | Role::Values => s.layout.kv_heads,
+            _ => s.query_heads,
         }
     }
 
     /// Contiguous elements of one head.
-    fn row(self, g: &Geometry) -> u32 {
+    fn row(self, s: &Shape) -> u32 {
         match self {
             Role::SinkLogits | Role::Lse => 1,
-            _ => g.layout.head_dim,
+            _ => s.layout.head_dim,
         }
     }
 
@@ -51,7 +52,8 @@ impl Role {
         matches!(self, Role::Output | Role::Lse)
     }
 
-    /// Tensors of the merge pass. wgpu tracks usage per buffer, and one pass may not both read and write a buffer.
+    /// Tensors of the merge pass. wgpu tracks usage per buffer, and one pass may not both read and write a
+    /// buffer.
     fn is_merged(self) -> bool {
         matches!(self, Role::Output | Role::SinkLogits | Role::Lse)
     }
@@ -78,9 +80,9 @@ struct Checked {
 }
 
 impl Checked {
-    fn new(cache: &KvCache, role: Role, view: &TensorView<'_>, buffer: usize) -> Result<Checked, Error> {
-        let g = cache.geometry();
-        let (name, heads, row) = (role.name(), role.heads(g), role.row(g));
+    fn new(gpu: &Gpu, role: Role, view: &TensorView<'_>, buffer: usize) -> Result<Checked, Error> {
+        let s = gpu.shape.first();
+        let (name, heads, row) = (role.name(), role.heads(s), role.row(s));
         if !view.buffer.usage().contains(wgpu::BufferUsages::STORAGE) {
             return Err(Error::BufferUsage { tensor: name, usage: "STORAGE" });
         }
@@ -105,7 +107,7 @@ impl Checked {
         if role == Role::Lse && view.dtype != Dtype::F32 {
             return wrong("dtype", view.dtype.index().into(), "F32 only");
         }
-        let limits = cache.device().limits();
+        let limits = gpu.device().limits();
         let alignment = u64::from(limits.min_storage_buffer_offset_alignment);
         let binding_offset = view.offset / alignment * alignment;
         let reach = view.buffer.size().min(binding_offset + limits.max_storage_buffer_binding_size) & !3;
@@ -210,17 +212,17 @@ fn any_overlap(mut ranges: Vec<(u64, u64)>) -> bool {
 #[derive(Debug)]
 pub struct LayerBinding {
     pub(super) cache: CacheId,
-    pub(super) append: Option<wgpu::BindGroup>,
-    pub(super) queries: Option<wgpu::BindGroup>,
-    pub(super) output: Option<wgpu::BindGroup>,
+    append: Option<wgpu::BindGroup>,
+    queries: Option<wgpu::BindGroup>,
+    output: Option<wgpu::BindGroup>,
     views: Vec<Checked>,
-    /// New tokens (high half) and queries (low half) up to which the views are known not to overlap. One word: what is known of one number holds
-    /// only together with the other.
+    /// New tokens (high half) and queries (low half) up to which the views are known not to overlap. One
+    /// word: what is known of one number holds only together with the other.
     apart: AtomicU64,
 }
 
 impl LayerBinding {
-    pub(super) fn new(cache: &KvCache, io: &LayerIo<'_>) -> Result<LayerBinding, Error> {
+    pub(super) fn new(gpu: &Gpu, cache: CacheId, io: &LayerIo<'_>) -> Result<LayerBinding, Error> {
         let tensors = [
             (Role::Keys, io.k),
             (Role::Values, io.v),
@@ -229,13 +231,13 @@ impl LayerBinding {
             (Role::SinkLogits, io.sink_logits),
             (Role::Lse, io.lse),
         ];
-        let mut params = [ViewParams { dtype: ABSENT, ..ViewParams::default() }; 6];
+        let mut params = [ViewParams::default(); 6];
         let mut views: Vec<Checked> = Vec::new();
         let mut buffers: Vec<&wgpu::Buffer> = Vec::new();
         for ((role, view), params) in tensors.into_iter().zip(&mut params) {
             let Some(view) = view else { continue };
             let known = buffers.iter().position(|b| *b == view.buffer);
-            let checked = Checked::new(cache, role, &view, known.unwrap_or(buffers.len()))?;
+            let checked = Checked::new(gpu, role, &view, known.unwrap_or(buffers.len()))?;
             if known.is_none() {
                 buffers.push(view.buffer);
             }
@@ -255,7 +257,7 @@ impl LayerBinding {
             return Err(Error::BindingIncomplete { what: "queries and output together" });
         }
         let mut binding = LayerBinding {
-            cache: cache.id(),
+            cache,
             append: None,
             queries: None,
             output: None,
@@ -264,7 +266,7 @@ impl LayerBinding {
         };
         binding.check_apart(1, 1)?;
 
-        let device = cache.device();
+        let device = gpu.device();
         let params =
             filled_buffer(device, "kivi io", bytemuck::bytes_of(&params), wgpu::BufferUsages::STORAGE)?;
         let scope = device.push_error_scope(wgpu::ErrorFilter::Validation);
@@ -281,7 +283,7 @@ impl LayerBinding {
                     }),
                     // Optional tensors: a buffer that the pass reads anyway, or does not use, stands in.
                     _ if role == Role::SinkLogits => params.as_entire_binding(),
-                    _ if role == Role::Lse => cache.spare().as_entire_binding(),
+                    _ if role == Role::Lse => gpu.spare().as_entire_binding(),
                     _ => return None,
                 };
                 entries.push(wgpu::BindGroupEntry { binding: index, resource });
@@ -289,7 +291,7 @@ impl LayerBinding {
             let descriptor = wgpu::BindGroupDescriptor { label: Some("kivi io"), layout, entries: &entries };
             Some(device.create_bind_group(&descriptor))
         };
-        let layouts = cache.host_layouts();
+        let layouts = &gpu.kernels.layouts().host;
         let append = bind(&layouts.append, &[Role::Keys, Role::Values]);
         let queries = bind(&layouts.queries, &[Role::Queries, Role::Queries]);
         let output = bind(&layouts.output, &[Role::Output, Role::SinkLogits, Role::Lse]);
@@ -301,16 +303,21 @@ impl LayerBinding {
         Ok(binding)
     }
 
-    /// Whether the binding serves a step of this plan; without `appends`, only its queries and output count.
-    pub(super) fn check_step(&self, plan: &StepPlan, appends: bool) -> Result<(), Error> {
-        let plan_tokens = if appends { plan.tokens } else { 0 };
-        if plan_tokens > 0 && self.append.is_none() {
+    /// The bind groups, for the executor.
+    pub(super) fn groups(&self) -> HostGroups<'_> {
+        let LayerBinding { append, queries, output, .. } = self;
+        HostGroups { append: append.as_ref(), queries: queries.as_ref(), output: output.as_ref() }
+    }
+
+    /// Whether the binding serves so many new tokens (0 if only its queries and output count) and queries.
+    pub(super) fn check_step(&self, tokens: u32, queries: u32) -> Result<(), Error> {
+        if tokens > 0 && self.append.is_none() {
             return Err(Error::BindingIncomplete { what: "keys and values" });
         }
-        if plan.queries > 0 && self.queries.is_none() {
+        if queries > 0 && self.queries.is_none() {
             return Err(Error::BindingIncomplete { what: "queries and output" });
         }
-        let (tokens, queries) = (u64::from(plan_tokens), u64::from(plan.queries));
+        let (tokens, queries) = (u64::from(tokens), u64::from(queries));
         for view in &self.views {
             view.check_size(view.rows_of(tokens, queries))?;
         }

@@ -1,70 +1,32 @@
-//! The cache: its classes of layers as one.
+//! The cache: a state machine, and what it has on a device.
 
 use super::binding::LayerBinding;
-use super::class::Class;
+use super::executor::Gpu;
 use super::io::LayerIo;
-use super::kernels::{HostLayouts, Kernels, Progress, Variant, check_limits};
-use super::self_test::{self, SelfTest, Wrong};
-use super::step::{Part, Step};
-use super::work::Work;
+use super::kernels::{Kernels, Progress, Variant, check_limits};
+use super::memory::{Allowance, ClassMemory};
+use super::options::KvCacheOptions;
+use super::self_test;
 use crate::config::CacheConfig;
 use crate::error::Error;
-use crate::geometry::Geometry;
-use crate::memory::MemoryUsage;
-use crate::plan::{CacheId, Operation, Planner, SequenceId, SequenceStep, all_or_none, the_same};
+use crate::format::PAGE_TOKENS;
+use crate::ids::{CacheId, SequenceId};
+use crate::lifecycle::Lifecycle;
+use crate::memory::{ClassSizes, MemoryUsage, sizes};
+use crate::plan::{Operation, Planner, Request};
+use crate::shape::{CacheShape, Shape};
+use crate::snapshot::Snapshot;
+use crate::state::LayerState;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-/// Choices that concern the device and not the content of the cache.
-#[derive(Debug, Clone, Copy, Default)]
-#[non_exhaustive]
-pub struct KvCacheOptions<'a> {
-    /// Kernels of the device that are shared with other caches; `None`: some of its own.
-    pub kernels: Option<&'a Kernels>,
-    /// The attention kernels to run; `None`: what suits the device, see [`KvCache::variant`].
-    pub variant: Option<Variant>,
-    /// What is tried out on the device at construction. Default: everything.
-    pub self_test: SelfTest,
-}
-
-impl<'a> KvCacheOptions<'a> {
-    /// Shares kernels with other caches on the device.
-    #[must_use]
-    pub fn with_kernels(mut self, kernels: &'a Kernels) -> Self {
-        self.kernels = Some(kernels);
-        self
-    }
-
-    /// Runs this variant of the attention kernels.
-    #[must_use]
-    pub fn with_variant(mut self, variant: Variant) -> Self {
-        self.variant = Some(variant);
-        self
-    }
-
-    /// Tries out so much at construction.
-    #[must_use]
-    pub fn with_self_test(mut self, self_test: SelfTest) -> Self {
-        self.self_test = self_test;
-        self
-    }
-}
 
 /// A quantized key/value cache on a host's wgpu device. See the [crate docs](crate) for an example.
 ///
-/// It never submits and never blocks, except where a name says so and for the self-test at construction. It installs no callback on the device.
-/// Ids of sequences, operations and bindings belong to the cache that gave them; another refuses them.
+/// It never submits and never blocks, except where a name says so and for the self-test at construction. It
+/// installs no callback on the device. Ids of sequences, operations and bindings belong to the cache that
+/// gave them; another refuses them.
 #[derive(Debug)]
 pub struct KvCache {
-    pub(super) device: wgpu::Device,
-    pub(super) queue: wgpu::Queue,
-    /// Classes of layers, that of the first layer first.
-    pub(super) classes: Vec<Class>,
-    /// Of each layer: its class, and its index there.
-    places: Vec<(usize, usize)>,
-    kernels: Kernels,
-    /// As [`Class::failing`], of all classes.
-    failing: Arc<(AtomicU64, AtomicU64)>,
+    pub(super) lifecycle: Lifecycle<Gpu>,
     id: CacheId,
 }
 
@@ -76,7 +38,7 @@ impl KvCache {
     /// every attention kernel that the configuration can run attends. If one computes wrongly, the portable
     /// kernels replace its variant in all layers of the format, which is logged as a warning with the
     /// kernel's name ([`Self::variant_of`] names what runs); if portable ones do, the device is refused.
-    /// [`SelfTest::Words`] leaves attention out.
+    /// [`SelfTest::Words`](crate::SelfTest::Words) leaves attention out.
     ///
     /// # Errors
     /// An invalid configuration, a device limit that is too low, [`Error::OutOfMemory`],
@@ -92,94 +54,41 @@ impl KvCache {
     /// As [`Self::new`], with options.
     ///
     /// # Errors
-    /// As [`Self::new`], and [`Error::VariantUnavailable`]. The variant that the options name is never
-    /// replaced.
+    /// As [`Self::new`], [`Error::VariantUnavailable`], and [`Error::ForeignKernels`]. The variant that the
+    /// options name is never replaced.
     pub async fn with_options(
         device: &wgpu::Device,
         queue: &wgpu::Queue,
         config: &CacheConfig,
         options: &KvCacheOptions<'_>,
     ) -> Result<KvCache, Error> {
-        let geometries = geometries(config, &device.limits())?;
-        geometries.iter().try_for_each(|g| check_limits(g, &device.limits()))?;
+        let shape = Arc::new(CacheShape::new(config)?);
+        let sizes = sizes_on(&shape, config, &device.limits())?;
         let kernels = match options.kernels {
             Some(kernels) if kernels.device() != device => return Err(Error::ForeignKernels),
             Some(kernels) => kernels.clone(),
             None => Kernels::new(device),
         };
-        let mut cache = Self::of_classes(device, queue, geometries, &kernels, options).await?;
-        for class in 0..cache.classes.len() {
-            let g = cache.classes[class].geometry();
-            if g.pages() == 0 {
-                // A pool that begins empty: another cache of the kind stands in, and its kernels are taken
-                // over.
-                let smallest = vec![g.smallest()?];
-                let mut filled = Self::of_classes(device, queue, smallest, &kernels, options).await?;
-                filled.try_out(0, options).await?;
-                std::mem::swap(&mut cache.classes[class].kernels, &mut filled.classes[0].kernels);
-            } else {
-                cache.try_out(class, options).await?;
-            }
+        let pools = sizes.iter().map(|sizes| sizes.pool.clone()).collect();
+        let mut allowance = Allowance(options.memory_limit);
+        let mut gpu = Gpu {
+            queue: queue.clone(),
+            kernels: kernels.clone(),
+            shape: shape.clone(),
+            classes: Vec::with_capacity(sizes.len()),
+            memory_limit: options.memory_limit,
+        };
+        for (class, (s, sizes)) in shape.classes.iter().zip(sizes).enumerate() {
+            let variant = Variant::choose(options.variant, device, queue, s, &sizes.tiles).await?;
+            let memory =
+                ClassMemory::allocate(&kernels, shape.clone(), class, sizes, variant, &mut allowance);
+            gpu.classes.push(memory.await?);
         }
-        Ok(cache)
-    }
-
-    /// Tests the kernels of a class of layers, and replaces those that attend wrongly or cannot be built if
-    /// the host has not chosen them.
-    pub(super) async fn try_out(&mut self, class: usize, options: &KvCacheOptions<'_>) -> Result<(), Error> {
-        self_test::words(self, class).await?;
-        if options.self_test == SelfTest::Words {
-            return Ok(());
-        }
-        loop {
-            let variant = self.classes[class].kernels.variant();
-            let replaceable = variant != Variant::Portable && options.variant.is_none();
-            let Wrong { kernel, detail } = match self_test::attention(self, class).await {
-                Ok(None) => return Ok(()),
-                Ok(Some(wrong)) => wrong,
-                Err(Error::Device(detail)) if replaceable => {
-                    Wrong { kernel: format!("those of {variant:?}"), detail }
-                }
-                Err(error) => return Err(error),
-            };
-            let adapter = self.adapter();
-            if !replaceable {
-                return Err(Error::WrongAttention { adapter, kernel, detail });
-            }
-            log::warn!("{adapter}: portable kernels replace {kernel}, which attends wrongly: {detail}");
-            self.classes[class].run_variant(Variant::Portable);
-        }
-    }
-
-    /// The adapter and its driver, for messages.
-    pub(super) fn adapter(&self) -> String {
-        let wgpu::AdapterInfo { name, driver, driver_info, backend, .. } = self.device.adapter_info();
-        // Browsers do not say.
-        match name.is_empty() {
-            true => format!("this {backend:?} adapter"),
-            false => format!("{name} ({driver} {driver_info})"),
-        }
-    }
-
-    /// Of classes that the device has limits for, and that have not been tested yet.
-    async fn of_classes(
-        device: &wgpu::Device,
-        queue: &wgpu::Queue,
-        geometries: Vec<Geometry>,
-        kernels: &Kernels,
-        options: &KvCacheOptions<'_>,
-    ) -> Result<KvCache, Error> {
-        let places = Geometry::places(&geometries);
-        let failing = Arc::<(AtomicU64, AtomicU64)>::default();
         let id = CacheId::unique();
-        let mut classes = Vec::with_capacity(geometries.len());
-        for g in geometries {
-            let mut class = Class::allocate(device, queue, (id, g), kernels, options).await?;
-            class.failing = failing.clone();
-            classes.push(class);
+        for class in 0..gpu.classes.len() {
+            self_test::try_out(&mut gpu, id, class, options).await?;
         }
-        let (device, queue, kernels) = (device.clone(), queue.clone(), kernels.clone());
-        Ok(KvCache { device, queue, classes, places, kernels, failing, id })
+        Ok(KvCache { lifecycle: Lifecycle::new(Planner::with_id(id, shape, pools), gpu), id })
     }
 
     /// As [`Self::new`]; blocks until the self-test has run.
@@ -209,14 +118,24 @@ impl KvCache {
         pollster::block_on(Self::with_options(device, queue, config, options))
     }
 
-    /// The least limits with which a device can hold this cache: WebGPU's defaults, raised where the configuration needs it.
+    /// Whether a device with these limits can hold this cache, before anything is made.
+    ///
+    /// # Errors
+    /// An invalid configuration; [`Error::LimitTooLow`].
+    pub fn check(config: &CacheConfig, limits: &wgpu::Limits) -> Result<(), Error> {
+        sizes_on(&CacheShape::new(config)?, config, limits).map(drop)
+    }
+
+    /// The least limits with which a device can hold this cache: WebGPU's defaults, raised where the
+    /// configuration needs it.
     ///
     /// # Errors
     /// An invalid configuration.
     pub fn required_limits(config: &CacheConfig) -> Result<wgpu::Limits, Error> {
+        let shape = CacheShape::new(config)?;
         let mut limits = wgpu::Limits::default();
         loop {
-            match Geometry::all(config, limits.max_storage_buffer_binding_size) {
+            match sizes(&shape, config, limits.max_storage_buffer_binding_size) {
                 Err(Error::LimitTooLow { needed, available, .. })
                     if needed > available && available == limits.max_storage_buffer_binding_size =>
                 {
@@ -225,8 +144,7 @@ impl KvCache {
                 }
                 Err(error) => return Err(error),
                 Ok(classes) => {
-                    let plan = classes.iter().map(|g| g.plan_bytes().max(g.promised_plan_bytes)).max();
-                    let plan = plan.unwrap_or(0);
+                    let plan = classes.iter().map(ClassSizes::longest_plan).max().unwrap_or(0);
                     limits.max_storage_buffer_binding_size = limits.max_storage_buffer_binding_size.max(plan);
                     limits.max_buffer_size = limits.max_buffer_size.max(plan);
                     return Ok(limits);
@@ -235,33 +153,34 @@ impl KvCache {
         }
     }
 
-    /// Features that the library uses if the device has them; none is needed. A host that wants the faster kernels requests those of them that
-    /// its adapter has.
+    /// Features that the library uses if the device has them; none is needed. A host that wants the faster
+    /// kernels requests those of them that its adapter has.
     pub fn optional_features() -> wgpu::Features {
         Variant::ALL.iter().fold(wgpu::Features::empty(), |all, variant| all | variant.features())
     }
 
-    /// Builds every kernel that the cache can run and that has not been built, on native from several threads. Steps
-    /// build what they need by themselves; this moves the time that it takes to where a host can show how far it is.
+    /// Builds every kernel that the cache can run and that has not been built, on native from several
+    /// threads. Steps build what they need by themselves; this moves the time that it takes to where a host
+    /// can show how far it is.
     ///
     /// `progress` is called after each kernel.
     ///
     /// # Errors
     /// [`Error::Device`] if a kernel cannot be built.
     pub fn warm_up(&mut self, progress: impl Fn(Progress) + Sync) -> Result<(), Error> {
-        let missing: Vec<_> =
-            self.classes.iter().flat_map(|class| class.kernels.missing()).cloned().collect();
-        self.kernels.build_all(&missing, &progress)
+        let gpu = self.lifecycle.executor();
+        let missing: Vec<_> = gpu.classes.iter().flat_map(|class| class.kernels.missing()).cloned().collect();
+        gpu.kernels.build_all(&missing, &progress)
     }
 
     /// The kernels of the cache, to share with others on the device.
     pub fn kernels(&self) -> &Kernels {
-        &self.kernels
+        &self.lifecycle.executor().kernels
     }
 
     /// The attention kernels that the cache runs in the first layer and those with the same format.
     pub fn variant(&self) -> Variant {
-        self.classes[0].kernels.variant()
+        self.lifecycle.executor().classes[0].kernels.variant()
     }
 
     /// The attention kernels that the cache runs in a layer.
@@ -269,57 +188,78 @@ impl KvCache {
     /// # Errors
     /// [`Error::LayerOutOfRange`].
     pub fn variant_of(&self, layer: u32) -> Result<Variant, Error> {
-        let (class, _) = self.place(layer)?;
-        Ok(self.classes[class].kernels.variant())
+        let (class, _) = self.shape().place(layer)?;
+        Ok(self.lifecycle.executor().classes[class].kernels.variant())
     }
 
     /// Layers of the model.
     pub fn layers(&self) -> u32 {
-        self.places.len() as u32
+        self.shape().layers()
     }
 
-    /// The derived sizes of the first layer's class.
-    pub fn geometry(&self) -> &Geometry {
-        self.classes[0].geometry()
+    /// The sizes of the cache.
+    pub fn shape(&self) -> &CacheShape {
+        self.planner().shape()
     }
 
-    /// The derived sizes of a layer's class.
+    /// The sizes of a layer.
     ///
     /// # Errors
     /// [`Error::LayerOutOfRange`].
-    pub fn geometry_of(&self, layer: u32) -> Result<&Geometry, Error> {
-        let (class, _) = self.place(layer)?;
-        Ok(self.classes[class].geometry())
+    pub fn shape_of(&self, layer: u32) -> Result<&Shape, Error> {
+        let (class, _) = self.shape().place(layer)?;
+        Ok(&self.shape().classes[class])
     }
 
-    pub(super) fn geometries(&self) -> Vec<&Geometry> {
-        self.classes.iter().map(Class::geometry).collect()
-    }
-
-    /// The sequences and their places in the first layer's class.
+    /// The sequences and their places, for tests.
+    #[doc(hidden)]
     pub fn planner(&self) -> &Planner {
-        &self.classes[0].planner
-    }
-
-    /// The class of a layer and its index there.
-    pub(super) fn place(&self, layer: u32) -> Result<(usize, usize), Error> {
-        let error = Error::LayerOutOfRange { got: layer, layers: self.layers() };
-        self.places.get(layer as usize).copied().ok_or(error)
+        self.lifecycle.planner()
     }
 
     /// The device that the cache lives on.
     pub fn device(&self) -> &wgpu::Device {
-        &self.device
+        self.lifecycle.executor().device()
     }
 
     /// Bytes of all GPU buffers of the cache, by what they hold.
     pub fn memory(&self) -> MemoryUsage {
-        let usage = |class: &Class| class.planner.usage();
-        let mut memory = MemoryUsage::new(self.classes.iter().map(|class| (class.geometry(), usage(class))));
+        let mut memory = MemoryUsage::default();
+        let classes = &self.lifecycle.executor().classes;
+        for (number, class) in classes.iter().enumerate() {
+            let mut budget = class.sizes.budget;
+            budget.pool = self.planner().pool_size(number);
+            memory.add(class.shape(), &budget, self.planner().usage(number));
+        }
         // They do not shrink with the pool, and there are more uploads while many steps are on their way.
-        memory.scratch = self.classes.iter().map(|class| class.shared.scratch.size()).sum();
-        memory.plan = self.classes.iter().map(|class| class.shared.plan.size() + class.uploads.bytes()).sum();
+        memory.scratch = classes.iter().map(|class| class.shared.scratch.size()).sum();
+        memory.plan = classes.iter().map(|class| class.shared.plan.size() + class.uploads.bytes()).sum();
         memory
+    }
+
+    /// Sets the bytes that the cache's GPU buffers may take; `None`: as many as the device has. What is
+    /// allocated stays.
+    pub fn set_memory_limit(&mut self, bytes: Option<u64>) {
+        self.lifecycle.executor_mut().memory_limit = bytes;
+    }
+
+    /// Makes room for `tokens` packed tokens besides those that the cache holds, and for a page of each
+    /// sequence that is not full, so that no step up to there allocates.
+    ///
+    /// # Errors
+    /// [`Error::CapacityExceeded`] if `max_capacity` forbids it, [`Error::OutOfMemory`],
+    /// [`Error::LimitTooLow`]. A class of layers that has grown before another fails stays so.
+    pub fn reserve(&mut self, tokens: u32) -> Result<(), Error> {
+        for class in 0..self.shape().classes.len() {
+            let s = &self.shape().classes[class];
+            let mut pages = tokens.div_ceil(PAGE_TOKENS) + s.max_sequences;
+            if s.history_limit.is_some() {
+                // However many tokens there are, most of them will be gone.
+                pages = pages.min(self.planner().available_pages(class));
+            }
+            self.lifecycle.reserve(class, pages)?;
+        }
+        Ok(())
     }
 
     /// Adds an empty sequence.
@@ -327,7 +267,7 @@ impl KvCache {
     /// # Errors
     /// [`Error::TooManySequences`].
     pub fn create_sequence(&mut self) -> Result<SequenceId, Error> {
-        Ok(the_same(all_or_none(&mut self.classes, |class| class.planner.create_sequence(), |_, _| {})?))
+        self.lifecycle.create_sequence()
     }
 
     /// Tokens of a sequence.
@@ -346,45 +286,152 @@ impl KvCache {
     /// Checks and binds a layer's tensors. Do this once per set of buffers, not per step.
     ///
     /// # Errors
-    /// What is wrong with a buffer: [`Error::BufferUsage`], [`Error::BufferTooSmall`], [`Error::Stride`], [`Error::Overlap`], [`Error::BindingIncomplete`].
+    /// What is wrong with a buffer: [`Error::BufferUsage`], [`Error::BufferTooSmall`], [`Error::Stride`],
+    /// [`Error::Overlap`], [`Error::BindingIncomplete`].
     pub fn bind(&self, io: &LayerIo<'_>) -> Result<LayerBinding, Error> {
-        LayerBinding::new(self, io)
+        LayerBinding::new(self.lifecycle.executor(), self.id, io)
     }
 
-    /// Starts a step: validates it and records the upload of its plan into `encoder`. Record the layers with [`Step::layer`], then call
-    /// [`Step::finish`]; a step that is dropped instead changes nothing. Encoders must be submitted in the order recorded.
+    /// Undoes the latest operation, of which no command buffer may be submitted any more; up to `max_undo` of
+    /// them, newest first.
     ///
-    /// No buffer is created, unless the pool must grow, or the upload buffers of three operations before are still on their way (those of an encoder that is
-    /// thrown away for ever).
-    ///
-    /// # Errors
-    /// What is wrong with the request, see [`Planner::plan_step`]; [`Error::OutOfMemory`] for a new slab or the upload, [`Error::Device`] if a pipeline cannot be built.
-    pub fn begin_step<'a>(
-        &'a mut self,
-        encoder: &mut wgpu::CommandEncoder,
-        steps: &[SequenceStep],
-    ) -> Result<Step<'a>, Error> {
-        let begin = |class: &mut Class| {
-            let planned = class.with_room(|planner| planner.plan_step(steps))?;
-            let work = Work::new(class.geometry(), &class.kernels, &planned.plan);
-            class.prepare(encoder, &work)?;
-            Ok(Part { planned, work, staged: None })
-        };
-        let parts = all_or_none(&mut self.classes, begin, |_, _| {})?;
-        Ok(Step::new(self, parts))
-    }
-
-    /// Undoes the latest operation, of which no command buffer may be submitted any more; up to `max_undo` of them, newest first.
-    ///
-    /// To discard an operation whose encoder was submitted is the caller's error: tokens of the window may have been overwritten. The same holds
-    /// for an operation after which a step was begun, dropped, and its encoder submitted all the same: that step may have used what the
-    /// operation had freed.
+    /// To discard an operation whose encoder was submitted is the caller's error: tokens of the window may
+    /// have been overwritten. The same holds for an operation after which a step was begun, dropped, and its
+    /// encoder submitted all the same: that step may have used what the operation had freed.
     ///
     /// # Errors
     /// [`Error::NotLatest`], [`Error::TooOld`], [`Error::ForeignOperation`].
     pub fn discard(&mut self, operation: Operation) -> Result<(), Error> {
-        self.classes.iter().try_for_each(|class| class.planner.check_discard(operation))?;
-        self.classes.iter_mut().try_for_each(|class| class.planner.discard(operation))
+        self.lifecycle.discard(operation)
+    }
+
+    /// Removes a sequence; what no other sequence shares is free from the next operation on.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`].
+    pub fn remove_sequence(&mut self, sequence: SequenceId) -> Result<Operation, Error> {
+        self.lifecycle.remove_sequence(sequence)
+    }
+
+    /// Cuts a sequence to its first `tokens` tokens.
+    ///
+    /// Packed blocks that remain whole are not touched. Of a block that is cut, the tokens that remain return
+    /// to the window, dequantized, and are packed again when they are old enough. Going back over tokens of
+    /// the last step, up to `residual_window` of them, cuts no block; then, as soon as the length is again
+    /// the largest it has been, the state is as if the tokens cut had never been. What the GPU must do is
+    /// recorded into `encoder`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`]; [`Error::TruncateBeyondEnd`] if the sequence
+    /// is shorter; [`Error::TruncateIntoEvicted`] where tokens are gone; [`Error::OutOfMemory`] for the
+    /// upload. Nothing has changed then.
+    pub fn truncate(
+        &mut self,
+        encoder: &mut wgpu::CommandEncoder,
+        sequence: SequenceId,
+        tokens: u32,
+    ) -> Result<Operation, Error> {
+        Ok(self.lifecycle.operate(encoder, Request::Truncate(sequence, tokens))?.1)
+    }
+
+    /// Adds a sequence with the content of another.
+    ///
+    /// They share every full page of packed tokens; sinks, window and a partly filled last page are copied,
+    /// by work that is recorded into `encoder`. What is appended to one is never seen by the other.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`], [`Error::TooManySequences`];
+    /// [`Error::CapacityExceeded`] or [`Error::OutOfMemory`] for the copied page or the upload. Nothing has
+    /// changed then.
+    pub fn fork(
+        &mut self,
+        encoder: &mut wgpu::CommandEncoder,
+        sequence: SequenceId,
+    ) -> Result<(SequenceId, Operation), Error> {
+        self.lifecycle.fork(encoder, sequence)
+    }
+
+    /// Gives each of `sequences` the content that `sequences[parents[i]]` had: one step of a beam search.
+    ///
+    /// A sequence that is a parent once costs nothing, each further use of it as much as [`Self::fork`]. What
+    /// is nobody's parent is dropped.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`], [`Error::DuplicateSequence`];
+    /// [`Error::Parents`] unless there is one index per sequence; [`Error::CapacityExceeded`] or
+    /// [`Error::OutOfMemory`] for copies. Nothing has changed then.
+    pub fn reorder(
+        &mut self,
+        encoder: &mut wgpu::CommandEncoder,
+        sequences: &[SequenceId],
+        parents: &[usize],
+    ) -> Result<Operation, Error> {
+        Ok(self.lifecycle.operate(encoder, Request::Reorder(sequences, parents))?.1)
+    }
+
+    /// Gives the memory of every slab that holds no token back to the device. The pool grows again when it
+    /// must.
+    ///
+    /// Older operations that could be undone only with pages of those slabs no longer can be
+    /// ([`Error::TooOld`]); discarding the shrink itself brings no slab back, and nothing needs one.
+    pub fn shrink_to_fit(&mut self) -> Operation {
+        self.lifecycle.shrink_to_fit()
+    }
+
+    /// Adds a sequence with the content of a snapshot, by copies that are recorded into `encoder`. Upload
+    /// buffers with all of the content exist until it has been executed.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotMismatch`] if it was saved with another configuration; [`Error::TooManySequences`],
+    /// [`Error::CapacityExceeded`], [`Error::OutOfMemory`]. Nothing has changed then.
+    pub fn load(
+        &mut self,
+        encoder: &mut wgpu::CommandEncoder,
+        snapshot: &Snapshot,
+    ) -> Result<(SequenceId, Operation), Error> {
+        self.lifecycle.load(encoder, snapshot)
+    }
+
+    /// What every layer holds of a sequence. Submits copies and waits for them; work submitted before is
+    /// seen.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`]; [`Error::OutOfMemory`] for the buffer that is
+    /// read back; [`Error::Device`] if the device is lost.
+    pub async fn submit_and_save(&self, sequence: SequenceId) -> Result<Snapshot, Error> {
+        self.lifecycle.save(sequence).await
+    }
+
+    /// As [`Self::submit_and_save`], blocking.
+    ///
+    /// # Errors
+    /// As [`Self::submit_and_save`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn submit_and_save_blocking(&self, sequence: SequenceId) -> Result<Snapshot, Error> {
+        pollster::block_on(self.submit_and_save(sequence))
+    }
+
+    /// What layer `layer` holds of a sequence. Submits a copy and waits for it; work submitted before is
+    /// seen.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`], [`Error::LayerOutOfRange`], [`Error::Device`]
+    /// if the device is lost.
+    pub async fn submit_and_read_state(&self, layer: u32, sequence: SequenceId) -> Result<LayerState, Error> {
+        self.lifecycle.state(layer, sequence).await
+    }
+
+    /// As [`Self::submit_and_read_state`], blocking.
+    ///
+    /// # Errors
+    /// As [`Self::submit_and_read_state`].
+    #[cfg(not(target_arch = "wasm32"))]
+    pub fn submit_and_read_state_blocking(
+        &self,
+        layer: u32,
+        sequence: SequenceId,
+    ) -> Result<LayerState, Error> {
+        pollster::block_on(self.submit_and_read_state(layer, sequence))
     }
 
     /// What its ids carry, for tests that give them to an oracle.
@@ -393,38 +440,30 @@ impl KvCache {
         self.id
     }
 
-    pub(super) fn host_layouts(&self) -> &HostLayouts {
-        &self.kernels.layouts().host
-    }
-
-    /// A buffer that can be bound where a pass that reads and writes no unpacked tokens needs something to write.
-    pub(super) fn spare(&self) -> &wgpu::Buffer {
-        &self.classes[0].shared.staging
-    }
-
     /// Every buffer of the cache, for tests that fill them with garbage and count them.
     #[doc(hidden)]
     pub fn buffers(&self) -> Vec<&wgpu::Buffer> {
-        self.classes.iter().flat_map(Class::buffers).collect()
-    }
-
-    /// Makes `failures` allocations of the pool fail after the next `after`, for tests of what happens then.
-    #[doc(hidden)]
-    pub fn fail_allocations(&mut self, after: u64, failures: u64) {
-        self.failing.0.store(after, Relaxed);
-        self.failing.1.store(failures, Relaxed);
+        self.lifecycle.executor().buffers().collect()
     }
 }
 
-/// The geometries of a configuration's classes on a device.
-fn geometries(config: &CacheConfig, limits: &wgpu::Limits) -> Result<Vec<Geometry>, Error> {
+/// The sizes of a configuration's classes on a device.
+fn sizes_on(
+    shape: &CacheShape,
+    config: &CacheConfig,
+    limits: &wgpu::Limits,
+) -> Result<Vec<ClassSizes>, Error> {
     let (binding, buffer_size) = (limits.max_storage_buffer_binding_size, limits.max_buffer_size);
-    Geometry::all(config, binding.min(buffer_size)).map_err(|error| match error {
+    let sizes = sizes(shape, config, binding.min(buffer_size)).map_err(|error| match error {
         Error::LimitTooLow { limit: "max_storage_buffer_binding_size", available, needed, what, instead }
             if buffer_size < binding =>
         {
             Error::LimitTooLow { limit: "max_buffer_size", available, needed, what, instead }
         }
         other => other,
-    })
+    })?;
+    for (s, sizes) in shape.classes.iter().zip(&sizes) {
+        check_limits(s, &sizes.tiles, sizes.longest_plan(), limits)?;
+    }
+    Ok(sizes)
 }

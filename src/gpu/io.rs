@@ -2,8 +2,10 @@
 
 use crate::format::Dtype;
 
-/// A tensor `[token][head][head_dim]` in a host's buffer. The elements of one head's row are contiguous; rows may be anywhere.
+/// A tensor `[token][head][head_dim]` in a host's buffer. The elements of one head's row are contiguous; rows
+/// may be anywhere.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct TensorView<'a> {
     /// The buffer; needs [`wgpu::BufferUsages::STORAGE`].
     pub buffer: &'a wgpu::Buffer,
@@ -13,7 +15,8 @@ pub struct TensorView<'a> {
     pub offset: u64,
     /// Elements from one token to the next; `None`: heads × row length. Even for 16-bit types.
     pub token_stride: Option<u32>,
-    /// Elements from one head to the next; `None`: the row length, which is head_dim (1 for sink logits and log-sum-exp). Even for 16-bit types.
+    /// Elements from one head to the next; `None`: the row length, which is head_dim (1 for sink logits and
+    /// log-sum-exp). Even for 16-bit types.
     pub head_stride: Option<u32>,
 }
 
@@ -32,7 +35,8 @@ impl<'a> TensorView<'a> {
 
     /// Sets the distances, in elements, between tokens and between heads.
     ///
-    /// A fused `[token][q heads, k heads, v heads][head_dim]` buffer is three views with the same strides and different offsets.
+    /// A fused `[token][q heads, k heads, v heads][head_dim]` buffer is three views with the same strides and
+    /// different offsets.
     #[must_use]
     pub fn with_strides(mut self, token: u32, head: u32) -> Self {
         self.token_stride = Some(token);
@@ -52,6 +56,7 @@ impl<'a> TensorView<'a> {
 ///   NaN or +∞. No other row changes. A sink logit of −∞ is none.
 /// - A row that sees no token has output 0 and log-sum-exp −∞.
 #[derive(Debug, Clone, Copy, Default)]
+#[non_exhaustive]
 pub struct LayerIo<'a> {
     /// New keys after RoPE, `[token][kv head][head_dim]`.
     pub k: Option<TensorView<'a>>,
@@ -61,10 +66,12 @@ pub struct LayerIo<'a> {
     pub q: Option<TensorView<'a>>,
     /// Attention output, `[query][query head][head_dim]`.
     pub out: Option<TensorView<'a>>,
-    /// Learned sink logits, `[query head]` (one token, one element per head): each joins its head's softmax as the logit of a token without a value.
+    /// Learned sink logits, `[query head]` (one token, one element per head): each joins its head's softmax
+    /// as the logit of a token without a value.
     pub sink_logits: Option<TensorView<'a>>,
-    /// Log-sum-exp of each row's scaled logits (natural logarithm, sink logit included), `[query][query head]` in f32; −∞ for a row that sees nothing.
-    /// With it a host can merge this attention with attention over other tokens.
+    /// Log-sum-exp of each row's scaled logits (natural logarithm, sink logit included), `[query][query
+    /// head]` in f32; −∞ for a row that sees nothing. With it a host can merge this attention with attention
+    /// over other tokens.
     pub lse: Option<TensorView<'a>>,
 }
 
@@ -97,39 +104,4 @@ impl<'a> LayerIo<'a> {
         self.lse = Some(lse);
         self
     }
-}
-
-/// [`ViewParams::dtype`] of a tensor that the binding does not have.
-pub(super) const ABSENT: u32 = 3;
-
-/// A view as shaders see it. Twin: `View` in shaders/lib/element.wgsl.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
-pub struct ViewParams {
-    /// Elements from the start of the binding.
-    pub offset: u32,
-    /// Elements from token to token.
-    pub token_stride: u32,
-    /// Elements from head to head.
-    pub head_stride: u32,
-    /// [`Dtype::index`], or 3 if there is no such tensor.
-    pub dtype: u32,
-}
-
-/// All views of a binding. Twin: `Io` in shaders/lib/element.wgsl.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
-pub struct IoParams {
-    /// Keys.
-    pub k: ViewParams,
-    /// Values.
-    pub v: ViewParams,
-    /// Queries.
-    pub q: ViewParams,
-    /// Output.
-    pub out: ViewParams,
-    /// Sink logits.
-    pub sinks: ViewParams,
-    /// Log-sum-exp.
-    pub lse: ViewParams,
 }

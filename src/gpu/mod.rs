@@ -1,25 +1,31 @@
-//! The cache on a GPU: carries out step plans with wgpu.
+//! The cache on a GPU: carries out plans with wgpu.
+//!
+//! Rooms, from the ground up: `params` and `device` know buffers, `kernels` what runs, `memory` what a format
+//! class has on a device, `work` and the executor how a plan is recorded; the cache, its steps and its
+//! bindings are on top.
 
 mod binding;
-mod buffers;
 mod cache;
-mod class;
-mod growth;
+mod device;
+mod executor;
 mod io;
 mod kernels;
-mod layers;
-mod operations;
-mod read;
+mod memory;
+mod options;
+mod params;
 mod self_test;
-mod snapshot;
 mod step;
-mod upload;
 mod work;
 
 pub use binding::LayerBinding;
-pub use cache::{KvCache, KvCacheOptions};
-pub use io::{IoParams, LayerIo, TensorView, ViewParams};
-pub use kernels::{CatalogEntry, Kernels, Pass, Progress, ShaderSource, Variant, catalog};
-pub use self_test::SelfTest;
+pub use cache::KvCache;
+pub use io::{LayerIo, TensorView};
+pub use kernels::{Kernels, Progress, Variant};
+pub use options::{KvCacheOptions, SelfTest};
 pub use step::{Step, Target};
-pub use work::PassParams;
+
+/// For tests and tools of this repository.
+pub mod internals {
+    pub use super::kernels::{CatalogEntry, Pass, ShaderSource, catalog};
+    pub use super::params::{IoParams, PassParams, ViewParams};
+}

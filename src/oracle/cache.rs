@@ -1,35 +1,19 @@
 //! A cache in main memory.
 
-use super::class::Class;
+use super::executor::Memory;
+use super::layer::{AttentionOutput, LayerInput};
 use crate::config::CacheConfig;
 use crate::error::Error;
-use crate::geometry::{DEFAULT_MAX_BINDING, Geometry};
-use crate::plan::{CacheId, Operation, Planner, SequenceId, SequenceStep, StepPlan, all_or_none, the_same};
+use crate::ids::{CacheId, SequenceId};
+use crate::lifecycle::Lifecycle;
+use crate::plan::{Operation, Plan, Planner, PoolLimits, Request, SequenceStep};
+use crate::shape::{CacheShape, Shape};
+use crate::snapshot::Snapshot;
 use crate::state::LayerState;
+use std::sync::Arc;
 
-/// Inputs of one layer in one step, sequences one after the other.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct LayerInput<'a> {
-    /// New keys after RoPE, `[token][kv head][head_dim]`.
-    pub k: &'a [f32],
-    /// New values, `[token][kv head][head_dim]`.
-    pub v: &'a [f32],
-    /// Queries after RoPE, `[query][query head][head_dim]`.
-    pub q: &'a [f32],
-    /// Learned sink logits, `[query head]`; empty if the layer has none.
-    pub sink_logits: &'a [f32],
-}
-
-/// Attention of one layer in one step. What a query that is not finite attends to is NaN.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct AttentionOutput {
-    /// `[query][query head][head_dim]`.
-    pub out: Vec<f64>,
-    /// Largest Σ|q·k| of a token, scaled as logits are, `[query][query head]`.
-    pub magnitude: Vec<f64>,
-    /// Log-sum-exp of the scaled logits, sink logit included, `[query][query head]`.
-    pub lse: Vec<f64>,
-}
+/// Bytes of a slab, at most: as on a device with WebGPU's default limits.
+const MAX_SLAB_BYTES: u64 = 128 << 20;
 
 /// The cache on the CPU: the reference for every other backend. A clone is the same cache at another time:
 /// each takes the ids of the other.
@@ -46,18 +30,15 @@ pub struct AttentionOutput {
 /// ```
 #[derive(Debug, Clone)]
 pub struct CpuCache {
+    lifecycle: Lifecycle<Memory>,
     id: CacheId,
-    /// Classes of layers, that of the first layer first.
-    pub(super) classes: Vec<Class>,
-    /// Of each layer: its class, and its index there.
-    pub(super) places: Vec<(usize, usize)>,
 }
 
 impl CpuCache {
     /// An empty cache.
     ///
     /// # Errors
-    /// As [`Geometry::all`].
+    /// As [`CacheShape::new`].
     pub fn new(config: &CacheConfig) -> Result<CpuCache, Error> {
         CpuCache::with_id(config, CacheId::unique())
     }
@@ -69,10 +50,11 @@ impl CpuCache {
     /// As [`Self::new`].
     #[doc(hidden)]
     pub fn with_id(config: &CacheConfig, id: CacheId) -> Result<CpuCache, Error> {
-        let classes = Geometry::all(config, DEFAULT_MAX_BINDING)?;
-        let places = Geometry::places(&classes);
-        let classes = classes.into_iter().map(|g| Class::new(id, g)).collect();
-        Ok(CpuCache { id, classes, places })
+        let shape = Arc::new(CacheShape::new(config)?);
+        let pool = |shape| PoolLimits::new(shape, config, MAX_SLAB_BYTES);
+        let pools = shape.classes.iter().map(pool).collect::<Result<Vec<_>, Error>>()?;
+        let memory = Memory::new(shape.clone(), &pools);
+        Ok(CpuCache { lifecycle: Lifecycle::new(Planner::with_id(id, shape, pools), memory), id })
     }
 
     /// What its ids carry, for tests.
@@ -83,25 +65,26 @@ impl CpuCache {
 
     /// Layers of the model.
     pub fn layers(&self) -> u32 {
-        self.places.len() as u32
+        self.shape().layers()
     }
 
-    /// The derived sizes of a layer's class.
+    /// The sizes of the cache.
+    pub fn shape(&self) -> &CacheShape {
+        self.planner().shape()
+    }
+
+    /// The sizes of a layer.
     ///
     /// # Errors
     /// [`Error::LayerOutOfRange`].
-    pub fn geometry_of(&self, layer: u32) -> Result<&Geometry, Error> {
-        Ok(self.class_of(layer)?.0.geometry())
+    pub fn shape_of(&self, layer: u32) -> Result<&Shape, Error> {
+        let (class, _) = self.shape().place(layer)?;
+        Ok(&self.shape().classes[class])
     }
 
-    /// The derived sizes of the first layer's class.
-    pub fn geometry(&self) -> &Geometry {
-        self.planner().geometry()
-    }
-
-    /// The sequences and their places in the first layer's class.
+    /// The sequences and their places.
     pub fn planner(&self) -> &Planner {
-        &self.classes[0].planner
+        self.lifecycle.planner()
     }
 
     /// Adds an empty sequence.
@@ -109,48 +92,90 @@ impl CpuCache {
     /// # Errors
     /// [`Error::TooManySequences`].
     pub fn create_sequence(&mut self) -> Result<SequenceId, Error> {
-        Ok(the_same(all_or_none(&mut self.classes, |class| class.planner.create_sequence(), |_, _| {})?))
+        self.lifecycle.create_sequence()
+    }
+
+    /// Tokens of a sequence.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`].
+    pub fn tokens(&self, sequence: SequenceId) -> Result<u32, Error> {
+        self.planner().tokens(sequence)
+    }
+
+    /// The sequences of the cache.
+    pub fn sequences(&self) -> impl Iterator<Item = SequenceId> {
+        self.planner().sequences()
     }
 
     /// Undoes the latest operation, as far as lengths and places go.
     ///
-    /// The oracle has no encoder to throw away: it has carried the operation out. So what a truncation or a reorder has overwritten in a window stays overwritten,
-    /// as on a GPU whose encoder was submitted; clone the cache to go back.
+    /// The oracle has no encoder to throw away: it has carried the operation out. So what a truncation or a
+    /// reorder has overwritten in a window stays overwritten, as on a GPU whose encoder was submitted; clone
+    /// the cache to go back.
     ///
     /// # Errors
     /// [`Error::NotLatest`], [`Error::TooOld`], [`Error::ForeignOperation`].
     pub fn discard(&mut self, operation: Operation) -> Result<(), Error> {
-        self.classes.iter().try_for_each(|class| class.planner.check_discard(operation))?;
-        self.classes.iter_mut().try_for_each(|class| class.planner.discard(operation))
+        self.lifecycle.discard(operation)
     }
 
     /// Runs one step through all layers; `inputs` has one entry per layer.
     ///
     /// # Errors
-    /// As [`Planner::plan_step`], and [`Error::LayerOutOfRange`] or [`Error::BufferTooSmall`] for inputs of the wrong size.
+    /// As [`Planner::pages_for_step`], and [`Error::LayerOutOfRange`] or [`Error::BufferTooSmall`] for inputs
+    /// of the wrong size.
     pub fn step(
         &mut self,
         steps: &[SequenceStep],
         inputs: &[LayerInput<'_>],
     ) -> Result<(Operation, Vec<AttentionOutput>), Error> {
-        let planned = all_or_none(
-            &mut self.classes,
-            |class| class.with_room(|planner| planner.plan_step(steps)),
-            |_, _| {},
-        )?;
-        if inputs.len() != self.places.len() {
+        let mut begun = self.lifecycle.begin_step(&mut (), steps)?;
+        if inputs.len() != self.shape().places.len() {
             return Err(Error::LayerOutOfRange { got: inputs.len() as u32, layers: self.layers() });
         }
         for input in inputs {
-            check_input(self.geometry(), &planned[0].plan, input)?;
+            check_input(self.shape().first(), &begun.plans()[0], input)?;
         }
         let mut outputs = Vec::with_capacity(inputs.len());
-        for (input, &(class, index)) in inputs.iter().zip(&self.places) {
-            outputs.push(self.classes[class].run_layer(&planned[class].plan, index, input));
+        for (layer, input) in (0..).zip(inputs) {
+            let place = self.shape().place(layer)?;
+            outputs.push(self.lifecycle.executor_mut().step(place, &begun.plans()[place.0], input));
+            begun.recorded(layer);
         }
-        let commit = |(class, step): (&mut Class, _)| class.planner.commit(step);
-        let operation = the_same(self.classes.iter_mut().zip(planned).map(commit).collect());
-        Ok((operation, outputs))
+        Ok((self.lifecycle.finish_step(begun)?, outputs))
+    }
+
+    /// Removes a sequence, see [`Request::Remove`].
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`].
+    pub fn remove_sequence(&mut self, id: SequenceId) -> Result<Operation, Error> {
+        self.lifecycle.remove_sequence(id)
+    }
+
+    /// Cuts a sequence to its first `tokens` tokens, see [`Request::Truncate`].
+    ///
+    /// # Errors
+    /// As [`Planner::pages_for`].
+    pub fn truncate(&mut self, id: SequenceId, tokens: u32) -> Result<Operation, Error> {
+        Ok(self.lifecycle.operate(&mut (), Request::Truncate(id, tokens))?.1)
+    }
+
+    /// Adds a sequence with the content of another, see [`Request::Fork`].
+    ///
+    /// # Errors
+    /// As [`Planner::pages_for`].
+    pub fn fork(&mut self, id: SequenceId) -> Result<(SequenceId, Operation), Error> {
+        self.lifecycle.fork(&mut (), id)
+    }
+
+    /// Gives each of `sequences` the content that `sequences[parents[i]]` had, see [`Request::Reorder`].
+    ///
+    /// # Errors
+    /// As [`Planner::pages_for`].
+    pub fn reorder(&mut self, sequences: &[SequenceId], parents: &[usize]) -> Result<Operation, Error> {
+        Ok(self.lifecycle.operate(&mut (), Request::Reorder(sequences, parents))?.1)
     }
 
     /// What layer `layer` holds of a sequence.
@@ -158,23 +183,43 @@ impl CpuCache {
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::ForeignSequence`], [`Error::LayerOutOfRange`].
     pub fn state(&self, layer: u32, sequence: SequenceId) -> Result<LayerState, Error> {
-        let (class, index) = self.class_of(layer)?;
-        class.state(index, sequence)
+        ready(self.lifecycle.state(layer, sequence))
     }
 
-    fn class_of(&self, layer: u32) -> Result<(&Class, usize), Error> {
-        let layers = self.layers();
-        let &(class, index) =
-            self.places.get(layer as usize).ok_or(Error::LayerOutOfRange { got: layer, layers })?;
-        Ok((&self.classes[class], index))
+    /// What every layer holds of a sequence.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`].
+    pub fn save(&self, id: SequenceId) -> Result<Snapshot, Error> {
+        ready(self.lifecycle.save(id))
+    }
+
+    /// Adds a sequence with the content of a snapshot.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotMismatch`] if it was saved with another configuration; [`Error::TooManySequences`],
+    /// [`Error::CapacityExceeded`].
+    pub fn load(&mut self, snapshot: &Snapshot) -> Result<(SequenceId, Operation), Error> {
+        self.lifecycle.load(&mut (), snapshot)
+    }
+
+    /// Gives back every slab of which no page is in use.
+    pub fn shrink_to_fit(&mut self) -> Operation {
+        self.lifecycle.shrink_to_fit()
     }
 }
 
-fn check_input(g: &Geometry, plan: &StepPlan, input: &LayerInput<'_>) -> Result<(), Error> {
-    let row = u64::from(g.layout.kv_heads * g.layout.head_dim) * 4;
-    let query_row = row * u64::from(g.heads_per_group);
-    if !input.sink_logits.is_empty() && input.sink_logits.len() != g.query_heads as usize {
-        let (needed, got) = (u64::from(g.query_heads) * 4, input.sink_logits.len() as u64 * 4);
+/// What a future of this executor gives, which has nothing to wait for.
+fn ready<T>(future: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let never = Err(Error::Device("the oracle waits for nothing".into()));
+    crate::lifecycle::now_or_never(future).unwrap_or(never)
+}
+
+fn check_input(s: &Shape, plan: &Plan, input: &LayerInput<'_>) -> Result<(), Error> {
+    let row = u64::from(s.layout.kv_heads * s.layout.head_dim) * 4;
+    let query_row = row * u64::from(s.heads_per_kv);
+    if !input.sink_logits.is_empty() && input.sink_logits.len() != s.query_heads as usize {
+        let (needed, got) = (u64::from(s.query_heads) * 4, input.sink_logits.len() as u64 * 4);
         return Err(Error::BufferTooSmall { tensor: "sink_logits", needed, got });
     }
     for (tensor, slice, rows, row) in [

@@ -1,16 +1,16 @@
 //! Unpacked tokens are copied to the slots of another sequence.
 
 use super::{Tensor, Unpacked};
-use crate::geometry::Geometry;
-use crate::plan::StepPlan;
+use crate::plan::Plan;
+use crate::shape::Shape;
 
 /// Carries out the copies of unpacked tokens.
-pub fn copy_tokens(g: &Geometry, plan: &StepPlan, ring: &mut Unpacked) {
+pub fn copy_tokens(s: &Shape, plan: &Plan, ring: &mut Unpacked) {
     for copy in &plan.token_copies {
         for tensor in [Tensor::Keys, Tensor::Values] {
-            let from = ring.row(g, tensor, copy.from.index(), 0);
-            let to = ring.row(g, tensor, copy.to.index(), 0);
-            ring.words.copy_within(from..from + g.token_words() as usize, to);
+            let from = ring.row(s, tensor, copy.source.index(), 0);
+            let to = ring.row(s, tensor, copy.destination.index(), 0);
+            ring.words.copy_within(from..from + s.token_words() as usize, to);
         }
     }
 }

@@ -2,19 +2,20 @@
 
 use super::{Tensor, Tokens};
 use crate::format::{code, enter, rotate};
-use crate::geometry::Geometry;
 use crate::plan::Slot;
+use crate::shape::Shape;
 
-/// Packs one head's keys or values: `slots` are the block's tokens, `block` the words of the head in the block.
-pub fn pack(g: &Geometry, tensor: Tensor, tokens: Tokens<'_>, slots: &[Slot], head: u32, block: &mut [u32]) {
-    let layout = g.layout.tensor(tensor);
+/// Packs one head's keys or values: `slots` are the block's tokens, `block` the words of the head in the
+/// block.
+pub fn pack(s: &Shape, tensor: Tensor, tokens: Tokens<'_>, slots: &[Slot], head: u32, block: &mut [u32]) {
+    let layout = s.layout.tensor(tensor);
     let format = layout.format;
     block[layout.first as usize..][..layout.words() as usize].fill(0);
     let rows: Vec<Vec<f32>> = slots
         .iter()
         .map(|&slot| {
             let mut row: Vec<f32> =
-                (0..layout.head_dim).map(|channel| tokens.get(g, tensor, slot, head, channel)).collect();
+                (0..layout.head_dim).map(|channel| tokens.get(s, tensor, slot, head, channel)).collect();
             if format.rotated {
                 rotate(&mut row);
             }
@@ -25,7 +26,7 @@ pub fn pack(g: &Geometry, tensor: Tensor, tokens: Tokens<'_>, slots: &[Slot], he
         for (row, token) in rows.iter().zip(0..) {
             for (&x, channel) in row.iter().zip(0..) {
                 let word = layout.code(token, channel / 2) as usize;
-                block[word] |= enter(x, g.sixteen_bit_format()) << (16 * (channel % 2));
+                block[word] |= enter(x, s.sixteen_bit_format()) << (16 * (channel % 2));
             }
         }
     }

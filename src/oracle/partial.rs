@@ -1,8 +1,8 @@
 //! The state of a partly computed softmax-weighted sum.
 
 use crate::config::LayerAttention;
-use crate::geometry::Geometry;
-use crate::plan::AttendItem;
+use crate::plan::Extent;
+use crate::shape::Shape;
 
 /// One query of one head.
 #[derive(Debug, Clone)]
@@ -15,7 +15,8 @@ pub struct Row {
     pub attention: LayerAttention,
 }
 
-/// Attention of one row over a part of the tokens: `out` is Σ exp(logit − max)·v, `sum` is Σ exp(logit − max).
+/// Attention of one row over a part of the tokens: `out` is Σ exp(logit − max)·v, `sum` is Σ exp(logit −
+/// max).
 ///
 /// The (output, max, sum) state of FlashAttention and FlashInfer.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,12 +32,12 @@ pub struct Partial {
 }
 
 impl Partial {
-    /// Attention of `row` over the tokens of `item`, whose `keys` and `values` are `[token][head_dim]`.
-    pub fn over(g: &Geometry, item: &AttendItem, row: &Row, keys: &[f64], values: &[f64]) -> Partial {
-        let head_dim = g.layout.head_dim as usize;
-        let to = (row.position + 1).saturating_sub(item.first_position).min(item.tokens) as usize;
+    /// Attention of `row` over the tokens of `extent`, whose `keys` and `values` are `[token][head_dim]`.
+    pub fn over(s: &Shape, extent: &Extent, row: &Row, keys: &[f64], values: &[f64]) -> Partial {
+        let head_dim = s.layout.head_dim as usize;
+        let to = (row.position + 1).saturating_sub(extent.first_position).min(extent.tokens) as usize;
         let oldest = row.attention.sliding_window.map_or(0, |n| (row.position + 1).saturating_sub(n));
-        let from = (oldest.saturating_sub(item.first_position) as usize).min(to);
+        let from = (oldest.saturating_sub(extent.first_position) as usize).min(to);
         let mut magnitude: f64 = 0.0;
         let mut logits: Vec<f64> = keys
             .chunks(head_dim)
@@ -48,8 +49,8 @@ impl Partial {
                     logit += q * k;
                     sum += (q * k).abs();
                 }
-                magnitude = magnitude.max(sum * f64::from(g.softmax_scale));
-                logit * f64::from(g.softmax_scale)
+                magnitude = magnitude.max(sum * f64::from(s.softmax_scale));
+                logit * f64::from(s.softmax_scale)
             })
             .collect();
         let is_number = logits.iter().all(|logit| logit.is_finite());

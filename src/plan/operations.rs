@@ -1,204 +1,190 @@
-//! Operations on whole sequences: removal, truncation, forks and reorders.
+//! Operations on whole sequences, applied.
 
-use super::planner::Planner;
+use super::journal::Applied;
 use super::pool::pages_for;
-use super::sequence::{Sequence, SequenceId, SequenceLengths};
+use super::request::Request;
+use super::sequence::{Held, Sequence, SequenceLengths};
 use super::step::copy_blocks;
-use super::table::{Applied, Edit, Operation};
-use super::{SlabRange, StepPlan, TokenCopy, TokenUnpack};
+use super::table::Edit;
+use super::{Plan, Planner, SlabRange, TokenCopy, TokenUnpack};
 use crate::error::Error;
-use crate::geometry::Geometry;
-use std::collections::HashSet;
+use crate::ids::SequenceId;
+use crate::shape::{CacheShape, Shape};
 
 impl Planner {
-    /// Removes a sequence. Pages that no other sequence holds are free from the next operation on.
+    /// Applies an operation. An executor carries its plans out, then commits it.
     ///
     /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`].
-    pub fn remove_sequence(&mut self, id: SequenceId) -> Result<Operation, Error> {
+    /// As [`Self::pages_for`], and [`Error::CapacityExceeded`] if the pages are not free. Nothing has changed
+    /// then.
+    pub fn apply(&mut self, request: Request<'_>) -> Result<Applied, Error> {
+        let pages = self.pages_for(request)?;
+        for (class, needed) in pages.into_iter().enumerate() {
+            let available = self.available_pages(class);
+            if needed > self.free_pages(class) {
+                return Err(Error::CapacityExceeded { needed, available, fits: 0 });
+            }
+        }
+        let plans = vec![Plan::default(); self.classes()];
+        match request {
+            Request::Remove(id) => self.remove(id, plans),
+            Request::Truncate(id, tokens) => self.truncate(id, tokens, plans),
+            Request::Fork(id) => self.fork(id, plans),
+            Request::Insert(lengths) => self.insert(lengths, plans),
+            Request::Reorder(sequences, parents) => self.reorder(sequences, parents, plans),
+        }
+    }
+
+    fn remove(&mut self, id: SequenceId, plans: Vec<Plan>) -> Result<Applied, Error> {
         let sequence = self.table.get(id)?.clone();
         let mut edit = Edit::new(&mut self.table);
-        edit.release_pages(&sequence.pages);
-        edit.free_home(sequence.home);
+        edit.release(&sequence);
         edit.set(id, None);
-        let changes = edit.finish();
-        Ok(self.record(changes))
+        Ok(applied(edit, plans, None))
     }
 
-    /// Cuts a sequence to its first `tokens` tokens. Blocks that remain whole are not touched; of a block
-    /// that is cut, the tokens that remain return to the window, dequantized. The operation is applied; an
-    /// executor carries its plan out (empty if no block is cut), then commits it.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`]; [`Error::TruncateBeyondEnd`] if the sequence
-    /// is shorter; [`Error::TruncateIntoEvicted`] where tokens are gone.
-    pub fn truncate(&mut self, id: SequenceId, tokens: u32) -> Result<Applied, Error> {
-        let g = self.geometry().clone();
+    fn truncate(&mut self, id: SequenceId, tokens: u32, mut plans: Vec<Plan>) -> Result<Applied, Error> {
         let before = self.table.get(id)?.clone();
-        if tokens > before.lengths.tokens {
-            return Err(Error::TruncateBeyondEnd {
-                sequence: id,
-                got: tokens,
-                tokens: before.lengths.tokens,
-            });
-        }
-        let group = g.layout.group;
-        let kept = tokens.saturating_sub(g.sinks);
-        let mut lengths = before.lengths;
-        (lengths.tokens, lengths.blocks) = (tokens, lengths.blocks.min(kept / group));
-        let first = g.sinks + lengths.evicted * group;
-        if tokens < first {
-            if tokens > g.sinks {
-                return Err(Error::TruncateIntoEvicted { sequence: id, got: tokens, first, sinks: g.sinks });
-            }
-            lengths.evicted = 0;
-        }
-        let evicted = before.lengths.evicted_pages(&g) as usize;
-        let pages = (pages_for(lengths.blocks, group) as usize).saturating_sub(evicted);
-        let pages = before.pages[..pages].to_vec();
-        let after = Sequence { home: before.home, lengths, ring_start: before.ring_start, pages };
-
-        let mut plan = StepPlan::default();
-        if lengths.blocks < before.lengths.blocks && !kept.is_multiple_of(group) {
-            // All of the window is gone; these are its only tokens now.
-            let (slab, block) = before.block(&g, lengths.blocks);
-            let unpack = |token| TokenUnpack { block, token, slot: after.ring_slot(&g, token) };
-            plan.unpacks = (0..kept % group).map(unpack).collect();
-            plan.unpack_slabs.push(SlabRange { slab, items: 0..kept % group });
+        let mut after = Sequence { tokens, ..before.clone() };
+        let mut released = Vec::with_capacity(plans.len());
+        for (class, shape) in self.shape.classes.iter().enumerate() {
+            let held = &mut after.held[class];
+            let pages = cut(shape, tokens, held);
+            released.push(held.pages.split_off(pages));
+            plan_cut(shape, class, &before, &after, &mut plans[class]);
         }
         let mut edit = Edit::new(&mut self.table);
-        edit.release_pages(&before.pages[after.pages.len()..]);
+        for (class, pages) in released.iter().enumerate() {
+            edit.release_pages(class, pages);
+        }
         edit.set(id, Some(after));
-        Ok(edit.applied(plan))
+        Ok(applied(edit, plans, None))
     }
 
-    /// Adds a sequence with the content of another. They share full pages; sinks, window and a partly filled
-    /// last page are copied. The operation is applied; an executor carries its plan out, then commits it.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`], [`Error::TooManySequences`],
-    /// [`Error::CapacityExceeded`] for the copied page.
-    pub fn fork(&mut self, id: SequenceId) -> Result<(SequenceId, Applied), Error> {
-        let g = self.geometry().clone();
+    fn fork(&mut self, id: SequenceId, mut plans: Vec<Plan>) -> Result<Applied, Error> {
         let parent = self.table.get(id)?.clone();
-        let available = self.available_pages();
         let mut edit = Edit::new(&mut self.table);
-        let home = edit.take_home().ok_or(Error::TooManySequences { max: g.max_sequences })?;
-        let mut plan = StepPlan::default();
-        let Some(child) = copy_of(&g, &mut edit, &parent, home, &mut plan) else {
-            edit.abandon();
-            return Err(Error::CapacityExceeded { needed: 1, available, fits: 0 });
-        };
-        let child_id = edit.new_id();
-        edit.set(child_id, Some(child));
-        Ok((child_id, edit.applied(plan)))
+        let child = copy_of(&self.shape, &mut edit, &parent, &mut plans);
+        let child = child.map(|child| (edit.new_id(), child));
+        let after = child.map(|(id, child)| After { created: Some(id), sequences: vec![(id, child)] });
+        finished(edit, plans, after)
     }
 
-    /// Adds a sequence of these lengths. The operation is applied; what the sequence holds is for the executor to
-    /// write where [`Self::view`] says, before it commits.
-    ///
-    /// # Errors
-    /// [`Error::SequenceLengths`] if no sequence of this geometry has such lengths; [`Error::TooManySequences`], [`Error::CapacityExceeded`].
-    pub fn insert(&mut self, lengths: SequenceLengths) -> Result<(SequenceId, Applied), Error> {
-        let g = self.geometry().clone();
-        lengths.check(&g)?;
-        let none = Error::TooManySequences { max: g.max_sequences };
-        let home = self.table.next_home().ok_or(none)?;
-        let pages = pages_for(lengths.blocks, g.layout.group) - lengths.evicted_pages(&g);
-        let available = self.available_pages();
-        if pages > self.free_pages() {
-            return Err(Error::CapacityExceeded { needed: pages, available, fits: 0 });
-        }
+    fn insert(&mut self, lengths: &[SequenceLengths], plans: Vec<Plan>) -> Result<Applied, Error> {
         let mut edit = Edit::new(&mut self.table);
-        edit.take_home();
-        let pages = (0..pages).filter_map(|_| edit.take_page()).collect();
-        let id = edit.new_id();
-        edit.set(id, Some(Sequence { home, lengths, ring_start: 0, pages }));
-        Ok((id, edit.applied(StepPlan::default())))
+        let tokens = lengths.first().map_or(0, |lengths| lengths.tokens);
+        let held = self.shape.classes.iter().zip(lengths).enumerate().map(|(class, (shape, lengths))| {
+            let pages = pages_for(lengths.blocks, shape.layout.group) - lengths.evicted_pages(shape);
+            let pages = (0..pages).map(|_| edit.take_page(class)).collect::<Option<Vec<_>>>()?;
+            Some(Held { blocks: lengths.blocks, evicted: lengths.evicted, ring_start: 0, pages })
+        });
+        let held: Option<Vec<Held>> = held.collect();
+        let ring = edit.take_ring();
+        let sequence = held.zip(ring).map(|(held, ring)| {
+            let id = edit.new_id();
+            After { created: Some(id), sequences: vec![(id, Sequence { ring, tokens, held })] }
+        });
+        finished(edit, plans, sequence)
     }
 
-    /// Gives each of `sequences` the content that `sequences[parents[i]]` had: the step of a beam search from
-    /// one set of beams to the next. A sequence that is a parent once costs nothing; each further use of it
-    /// is a copy as by [`Self::fork`]. What is nobody's parent is dropped. The operation is applied; an
-    /// executor carries its plan out, then commits it.
-    ///
-    /// # Errors
-    /// [`Error::UnknownSequence`], [`Error::ForeignSequence`], [`Error::DuplicateSequence`],
-    /// [`Error::Parents`], [`Error::CapacityExceeded`] for the copied pages.
-    pub fn reorder(&mut self, sequences: &[SequenceId], parents: &[usize]) -> Result<Applied, Error> {
-        let n = sequences.len();
-        if parents.len() != n || parents.iter().any(|parent| *parent >= n) {
-            let largest = parents.iter().max().map_or(0, |parent| *parent as u64);
-            return Err(Error::Parents { sequences: n as u64, parents: parents.len() as u64, largest });
-        }
-        let mut before = Vec::with_capacity(n);
-        let mut seen = HashSet::with_capacity(n);
-        for &id in sequences {
-            if !seen.insert(id) {
-                return Err(Error::DuplicateSequence(id));
-            }
-            before.push(self.table.get(id)?.clone());
-        }
-        // Who takes a content over: the sequence that had it, if it keeps it, else the first that wants it.
-        let mut heirs: Vec<Option<usize>> = vec![None; n];
-        for (i, &parent) in parents.iter().enumerate() {
-            if heirs[parent].is_none() || parent == i {
-                heirs[parent] = Some(i);
-            }
-        }
-        let copies = || (0..n).filter(|i| heirs[parents[*i]] != Some(*i));
-
-        let g = self.geometry().clone();
-        let available = self.available_pages();
-        let free = self.free_pages();
+    fn reorder(
+        &mut self,
+        sequences: &[SequenceId],
+        parents: &[usize],
+        mut plans: Vec<Plan>,
+    ) -> Result<Applied, Error> {
+        let heirs = self.heirs(sequences, parents)?;
         let mut edit = Edit::new(&mut self.table);
-        for (sequence, heir) in before.iter().zip(&heirs) {
-            if heir.is_none() {
-                edit.release_pages(&sequence.pages);
-                edit.free_home(sequence.home);
-            }
-        }
-        let gained = edit.table.pool.free_pages() - free;
-        let mut after: Vec<Sequence> = parents.iter().map(|parent| before[*parent].clone()).collect();
-        let mut plan = StepPlan::default();
-        for i in copies() {
-            // As many contents were dropped as are copied, so there is a home.
-            let home = edit.take_home().unwrap_or_default();
-            let Some(copy) = copy_of(&g, &mut edit, &before[parents[i]], home, &mut plan) else {
-                edit.abandon();
-                let open = |i: &usize| before[parents[*i]].blocks_on_open_page(&g) > 0;
-                let needed = copies().filter(open).count() as u32 - gained;
-                return Err(Error::CapacityExceeded { needed, available, fits: 0 });
-            };
-            after[i] = copy;
-        }
-        for (&id, sequence) in sequences.iter().zip(after) {
-            edit.set(id, Some(sequence));
-        }
-        Ok(edit.applied(plan))
+        heirs.dropped().for_each(|sequence| edit.release(sequence));
+        let mut after: Vec<Sequence> = parents.iter().map(|parent| heirs.before[*parent].clone()).collect();
+        let copied = heirs.copies(parents).try_for_each(|i| {
+            after[i] = copy_of(&self.shape, &mut edit, &heirs.before[parents[i]], &mut plans)?;
+            Some(())
+        });
+        let sequences = sequences.iter().copied().zip(after).collect();
+        let after = copied.map(|()| After { created: None, sequences });
+        finished(edit, plans, after)
     }
 }
 
-/// The content of `source` in another home, or `None` if a page is missing.
+/// What an operation makes of sequences.
+struct After {
+    /// The one that is new.
+    created: Option<SequenceId>,
+    sequences: Vec<(SequenceId, Sequence)>,
+}
+
+/// What has been done, if all of it could be.
+fn finished(mut edit: Edit<'_>, plans: Vec<Plan>, after: Option<After>) -> Result<Applied, Error> {
+    let Some(After { created, sequences }) = after else {
+        // There was a ring and there were pages: `pages_for` has counted them.
+        edit.abandon();
+        return Err(Error::CapacityExceeded { needed: 0, available: 0, fits: 0 });
+    };
+    for (id, sequence) in sequences {
+        edit.set(id, Some(sequence));
+    }
+    Ok(applied(edit, plans, created))
+}
+
+fn applied(edit: Edit<'_>, plans: Vec<Plan>, created: Option<SequenceId>) -> Applied {
+    let (changes, last_id) = edit.finish();
+    Applied { plans, created, changes, last_id }
+}
+
+/// Cuts what a sequence has in a class to `tokens` tokens, but for its pages: returns how many of them it
+/// keeps.
+fn cut(shape: &Shape, tokens: u32, held: &mut Held) -> usize {
+    let group = shape.layout.group;
+    let gone = held.evicted / shape.layout.blocks_per_page();
+    let kept = tokens.saturating_sub(shape.sinks);
+    held.blocks = held.blocks.min(kept / group);
+    if tokens < shape.sinks + held.evicted * group {
+        // To sinks, or nothing.
+        held.evicted = 0;
+    }
+    pages_for(held.blocks, group).saturating_sub(gone) as usize
+}
+
+/// Plans the return of a cut block's tokens to the window.
+fn plan_cut(shape: &Shape, class: usize, before: &Sequence, after: &Sequence, plan: &mut Plan) {
+    let (before, after) = (before.part(class, shape), after.part(class, shape));
+    let (blocks, group) = (after.lengths.blocks, shape.layout.group);
+    let kept = after.lengths.tokens.saturating_sub(shape.sinks) % group;
+    if blocks < before.lengths.blocks && kept > 0 {
+        // All of the window is gone; these are its only tokens now.
+        let (slab, block) = before.block(blocks);
+        plan.unpacks =
+            (0..kept).map(|token| TokenUnpack { block, token, slot: after.ring_slot(token) }).collect();
+        plan.unpack_slabs.push(SlabRange { slab, items: 0..kept });
+    }
+}
+
+/// The content of `source` in another ring, or `None` if a page or a ring is missing.
 fn copy_of(
-    g: &Geometry,
+    shape: &CacheShape,
     edit: &mut Edit<'_>,
     source: &Sequence,
-    home: u32,
-    plan: &mut StepPlan,
+    plans: &mut [Plan],
 ) -> Option<Sequence> {
-    let mut copy = Sequence { home, ..source.clone() };
-    let open = source.blocks_on_open_page(g);
-    let full = copy.pages.len() - usize::from(open > 0);
-    for &page in &source.pages[..full] {
-        edit.share_page(page);
+    let mut copy = Sequence { ring: edit.take_ring()?, ..source.clone() };
+    for (class, (shape, plan)) in shape.classes.iter().zip(plans).enumerate() {
+        let from = source.part(class, shape);
+        let open = from.blocks_on_open_page();
+        let full = from.pages.len() - usize::from(open > 0);
+        for &page in &from.pages[..full] {
+            edit.share_page(class, page);
+        }
+        if open > 0 {
+            let own = edit.take_page(class)?;
+            copy.held[class].pages[full] = own;
+            copy_blocks(shape, from.pages[full], own, from.open_blocks(), plan);
+        }
+        let to = copy.part(class, shape);
+        let slots = from.sinks().into_iter().chain(from.window());
+        let places = to.sinks().into_iter().chain(to.window());
+        plan.token_copies
+            .extend(slots.zip(places).map(|(source, destination)| TokenCopy { source, destination }));
     }
-    if open > 0 {
-        copy.pages[full] = edit.take_page()?;
-        copy_blocks(g, source.pages[full], copy.pages[full], source.open_blocks(g), plan);
-    }
-    let from = source.sinks(g).into_iter().chain(source.window(g));
-    let to = copy.sinks(g).into_iter().chain(copy.window(g));
-    plan.token_copies.extend(from.zip(to).map(|(from, to)| TokenCopy { from, to }));
     Some(copy)
 }

@@ -1,27 +1,22 @@
 //! The state machine: sequences, their windows and pages.
 
-use super::identity::CacheId;
-use super::sequence::{Sequence, SequenceId, SequenceView};
-use super::table::{Applied, Change, Edit, Journal, Operation, Table};
+use super::journal::{Applied, Journal, Operation};
+use super::pool::{Growth, Pool, PoolLimits, PoolSize};
+use super::sequence::{Part, Sequence, SequenceView};
+use super::table::{Change, Edit, Table};
 use crate::error::Error;
-use crate::geometry::Geometry;
+use crate::ids::CacheId;
+use crate::ids::SequenceId;
+use crate::shape::CacheShape;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Sequences, windows and pages of a cache. See the [module](super).
 #[derive(Debug, Clone)]
 pub struct Planner {
-    pub(super) geometry: Geometry,
+    pub(super) shape: Arc<CacheShape>,
     pub(super) table: Table,
     journal: Journal,
-}
-
-/// Slabs that a pool is about to get, or longer plans. An executor makes them, then calls [`Planner::grow`].
-#[derive(Debug, Clone)]
-pub struct Growth {
-    /// The geometry with the new slabs.
-    pub geometry: Geometry,
-    /// The slabs that are new.
-    pub slabs: Vec<u32>,
 }
 
 /// How much of a layer's memory is in use.
@@ -36,34 +31,46 @@ pub struct Usage {
 }
 
 impl Planner {
-    /// An empty cache.
-    pub fn new(geometry: Geometry) -> Planner {
-        Planner::of(CacheId::unique(), geometry)
+    /// An empty cache, with a pool for each class.
+    pub fn new(shape: Arc<CacheShape>, pools: Vec<PoolLimits>) -> Planner {
+        Planner::with_id(CacheId::unique(), shape, pools)
     }
 
-    /// A class of layers of an empty cache.
-    pub(crate) fn of(cache: CacheId, geometry: Geometry) -> Planner {
-        Planner { table: Table::new(&geometry, cache), geometry, journal: Journal::new(cache) }
+    /// One whose ids another cache takes as its own.
+    pub fn with_id(id: CacheId, shape: Arc<CacheShape>, pools: Vec<PoolLimits>) -> Planner {
+        let pools = pools.into_iter().map(Pool::new).collect();
+        let table = Table::new(id, pools, shape.first().max_sequences);
+        Planner { shape, table, journal: Journal::new(id) }
     }
 
-    /// The derived sizes.
-    pub fn geometry(&self) -> &Geometry {
-        &self.geometry
+    /// The sizes of the cache.
+    pub fn shape(&self) -> &CacheShape {
+        &self.shape
     }
 
-    /// Adds an empty sequence. This is no operation to discard; where the only free slots are those of sequences whose removal could be undone, the
-    /// oldest such removal and what came before it no longer can.
+    /// Number of format classes.
+    pub fn classes(&self) -> usize {
+        self.shape.classes.len()
+    }
+
+    /// What a sequence has in a class.
+    pub(super) fn part<'a>(&'a self, sequence: &'a Sequence, class: usize) -> Part<'a> {
+        sequence.part(class, &self.shape.classes[class])
+    }
+
+    /// Adds an empty sequence. This is no operation to discard; where the only free ring is that of a
+    /// sequence whose removal could be undone, the oldest such removal and what came before it no longer can.
     ///
     /// # Errors
     /// [`Error::TooManySequences`].
     pub fn create_sequence(&mut self) -> Result<SequenceId, Error> {
-        let none = Error::TooManySequences { max: self.geometry.max_sequences };
-        let home = self.table.next_home().ok_or(none)?;
-        self.journal.forget(|change| matches!(change, Change::HomeFreed(freed) if *freed == home));
+        let ring = self.ring_for_one()?;
+        self.journal.forget(|change| matches!(change, Change::RingFreed(freed) if *freed == ring));
+        let classes = self.classes();
         let mut edit = Edit::new(&mut self.table);
-        edit.take_home();
+        edit.take_ring();
         let id = edit.new_id();
-        edit.set(id, Some(Sequence::new(home)));
+        edit.set(id, Some(Sequence::new(ring, classes)));
         Ok(id)
     }
 
@@ -72,7 +79,7 @@ impl Planner {
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::ForeignSequence`].
     pub fn tokens(&self, id: SequenceId) -> Result<u32, Error> {
-        Ok(self.table.get(id)?.lengths.tokens)
+        Ok(self.table.get(id)?.tokens)
     }
 
     /// The sequences of the cache, oldest id first.
@@ -80,42 +87,45 @@ impl Planner {
         self.table.sequences.keys().copied()
     }
 
-    /// Pages that no sequence holds.
-    pub fn free_pages(&self) -> u32 {
-        self.table.pool.free_pages()
+    /// Pages of a class that no sequence holds.
+    pub fn free_pages(&self, class: usize) -> u32 {
+        self.table.pools[class].free_pages()
     }
 
-    /// Free pages, and those by which the pool may grow.
-    pub(crate) fn available_pages(&self) -> u32 {
-        self.free_pages() + self.geometry.max_pages.saturating_sub(self.geometry.pages())
+    /// Those, and the pages by which the pool may grow.
+    pub fn available_pages(&self, class: usize) -> u32 {
+        self.table.pools[class].available_pages()
     }
 
-    /// Where the content of a sequence lies.
+    /// How large the pool of a class is.
+    pub fn pool_size(&self, class: usize) -> PoolSize {
+        self.table.pools[class].size()
+    }
+
+    /// Pages of each slab of a class, 0 for one that has been given back.
+    pub fn slab_pages(&self, class: usize) -> Vec<u32> {
+        self.table.pools[class].slab_pages()
+    }
+
+    /// Where the content of a sequence lies in the layers of a class.
     ///
     /// # Errors
     /// [`Error::UnknownSequence`], [`Error::ForeignSequence`].
-    pub fn view(&self, id: SequenceId) -> Result<SequenceView, Error> {
-        let g = &self.geometry;
-        let s = self.table.get(id)?;
-        Ok(SequenceView {
-            lengths: s.lengths,
-            sinks: s.sinks(g),
-            blocks: (s.lengths.evicted..s.lengths.blocks).map(|block| s.block(g, block)).collect(),
-            window: s.window(g),
-        })
+    pub fn view(&self, class: usize, id: SequenceId) -> Result<SequenceView, Error> {
+        Ok(self.part(self.table.get(id)?, class).view())
     }
 
-    /// What of a layer's memory holds tokens.
-    pub fn usage(&self) -> Usage {
-        let g = &self.geometry;
+    /// What of a layer's memory holds tokens, in a class.
+    pub fn usage(&self, class: usize) -> Usage {
         let mut usage = Usage::default();
         // By page: a bit per block that some sequence has.
         let mut blocks_of: HashMap<_, u32> = HashMap::new();
-        for s in self.table.sequences.values() {
-            usage.window_tokens += u64::from(s.lengths.window(g));
-            usage.sink_tokens += u64::from(s.lengths.sinks(g));
-            for (page, ordinal) in s.pages.iter().zip(s.lengths.evicted_pages(g)..) {
-                let blocks = s.blocks_on(g, ordinal);
+        for sequence in self.table.sequences.values() {
+            let part = self.part(sequence, class);
+            usage.window_tokens += u64::from(part.lengths.window(part.shape));
+            usage.sink_tokens += u64::from(part.lengths.sinks(part.shape));
+            for (page, ordinal) in part.pages.iter().zip(part.lengths.evicted_pages(part.shape)..) {
+                let blocks = part.blocks_on(ordinal);
                 let bits = |n: u32| (1u32 << n) - 1;
                 *blocks_of.entry(*page).or_default() |= bits(blocks.end) & !bits(blocks.start);
             }
@@ -131,82 +141,69 @@ impl Planner {
 
     /// Takes an operation back. No other may have happened since.
     pub fn abandon(&mut self, applied: Applied) {
-        self.table.take_back(applied);
+        self.table.take_back(applied.changes, applied.last_id);
     }
 
-    /// What attention must be prepared for if more sequences share pages than before: plans are as long as if each had pages of its own. `None` if it is
-    /// prepared. Only forks and reorders can make it necessary.
-    ///
-    /// # Errors
-    /// [`Error::LimitTooLow`] if attention could not follow.
-    pub fn sharing(&self) -> Result<Option<Growth>, Error> {
-        let surplus = self.table.pool.surplus();
-        if surplus <= self.geometry.shared_pages {
-            return Ok(None);
+    /// Whether a class can have `needed` free pages; `fits` says what a step could append with as many as
+    /// there are.
+    pub(super) fn check_room(
+        &self,
+        class: usize,
+        needed: u32,
+        fits: impl FnOnce(u32) -> u32,
+    ) -> Result<(), Error> {
+        let available = self.available_pages(class);
+        if needed > available {
+            return Err(Error::CapacityExceeded { needed, available, fits: fits(available) });
         }
-        // A power of two, so that not every fork asks again.
-        let geometry = self.geometry.with_shared_pages(surplus.next_power_of_two())?;
-        Ok(Some(Growth { geometry, slabs: Vec::new() }))
+        Ok(())
     }
 
-    /// What the pool must get so that `pages` of its pages are free: half as many again as it has, unless `exactly`. `None` if nothing is missing.
+    /// What a pool must get so that `pages` of its pages are free: half as many again as it has, unless
+    /// `exactly`. `None` if nothing is missing.
     ///
     /// # Errors
-    /// [`Error::CapacityExceeded`] if the pool may not grow that much; [`Error::LimitTooLow`] if attention could not follow.
-    pub fn growth(&self, pages: u32, exactly: bool) -> Result<Option<Growth>, Error> {
-        let available = self.available_pages();
-        if pages > available {
-            return Err(Error::CapacityExceeded { needed: pages, available, fits: 0 });
-        }
-        let missing = pages.saturating_sub(self.free_pages());
-        if missing == 0 {
-            return Ok(None);
-        }
-        let (geometry, slabs) = self.geometry.grown(missing, exactly)?;
-        Ok(Some(Growth { geometry, slabs }))
+    /// [`Error::CapacityExceeded`] if the pool may not grow that much.
+    pub fn growth(&self, class: usize, pages: u32, exactly: bool) -> Result<Option<Growth>, Error> {
+        self.check_room(class, pages, |_| 0)?;
+        let growth = self.table.pools[class].growth(pages, exactly);
+        Ok(growth.map(|(slabs, size)| Growth { class, slabs, size }))
     }
 
     /// Adds the slabs of a growth. Nothing else may have happened since it was planned.
-    pub fn grow(&mut self, growth: Growth) {
-        self.geometry = growth.geometry;
-        for slab in growth.slabs {
-            self.table.pool.add_slab(slab, self.geometry.slab_pages(slab));
+    pub fn grow(&mut self, growth: &Growth) {
+        for &slab in &growth.slabs {
+            self.table.pools[growth.class].add_slab(slab);
         }
     }
 
-    /// Gives back every slab of which no page is in use; returns them. The pool grows again when it must.
+    /// Gives back every slab of which no page is in use; returns those of each class. The pools grow again
+    /// when they must.
     ///
-    /// Operations that could be undone only with pages of these slabs no longer can be. Discarding the shrink itself brings no slab back.
-    pub fn shrink_to_fit(&mut self) -> (Operation, Vec<u32>) {
-        let slabs = self.table.pool.empty_slabs();
+    /// Operations that could be undone only with pages of these slabs no longer can be. Discarding the shrink
+    /// itself brings no slab back.
+    pub fn shrink_to_fit(&mut self) -> (Operation, Vec<Vec<u32>>) {
+        let slabs: Vec<Vec<u32>> = self.table.pools.iter().map(Pool::empty_slabs).collect();
         self.journal.forget(|change| match change {
-            Change::Page(change) => slabs.contains(&change.page().slab),
+            Change::Page(class, change) => slabs[*class].contains(&change.page().slab),
             _ => false,
         });
-        for &slab in &slabs {
-            self.table.pool.remove_slab(slab);
-            self.geometry.slab_pages[slab as usize] = 0;
+        for (pool, slabs) in self.table.pools.iter_mut().zip(&slabs) {
+            slabs.iter().for_each(|slab| pool.remove_slab(*slab));
         }
         (self.record(Vec::new()), slabs)
     }
 
-    /// Undoes the latest operation. Neither its own work nor that of a step begun since (and dropped) may have been submitted.
+    /// Undoes the latest operation. Neither its own work nor that of a step begun since (and dropped) may
+    /// have been submitted.
     ///
     /// # Errors
     /// [`Error::NotLatest`], [`Error::TooOld`], [`Error::ForeignOperation`].
     pub fn discard(&mut self, operation: Operation) -> Result<(), Error> {
-        self.journal.discard(operation, &mut self.table, self.geometry.max_undo)
-    }
-
-    /// Whether [`Self::discard`] would succeed.
-    ///
-    /// # Errors
-    /// As [`Self::discard`].
-    pub fn check_discard(&self, operation: Operation) -> Result<(), Error> {
-        self.journal.check_discard(operation, self.geometry.max_undo)
+        self.journal.discard(operation, &mut self.table, self.shape.max_undo)
     }
 
     pub(super) fn record(&mut self, changes: Vec<Change>) -> Operation {
-        self.journal.record(changes, self.geometry.max_undo)
+        self.journal.record(changes, self.shape.max_undo)
     }
 }

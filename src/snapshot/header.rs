@@ -1,11 +1,11 @@
 //! The metadata of a snapshot.
 
 use super::{NO_CHECKSUM, SNAPSHOT_VERSION, corrupt};
-use crate::config::{CacheConfig, LayerFormat};
+use crate::config::LayerFormat;
 use crate::error::Error;
 use crate::format::{Axis, Bits, Dtype, Tensor, TensorFormat, ZeroPoint};
-use crate::geometry::Geometry;
 use crate::plan::SequenceLengths;
+use crate::shape::{CacheShape, Shape};
 use safetensors::tensor::Dtype as FileDtype;
 
 /// The metadata. The order of the fields is part of the format.
@@ -103,9 +103,9 @@ impl FormatHeader {
 
 impl Header {
     /// Of a sequence whose lengths in each layer `lengths` gives.
-    pub(super) fn new(classes: &[&Geometry], lengths: impl Fn(u32) -> SequenceLengths) -> Header {
+    pub(super) fn new(classes: &[Shape], lengths: impl Fn(u32) -> SequenceLengths) -> Header {
         let formats = classes.iter().map(|g| {
-            let SequenceLengths { blocks, evicted, .. } = lengths(g.layer_ids[0]);
+            let SequenceLengths { blocks, evicted, .. } = lengths(g.layers[0]);
             FormatHeader {
                 keys: TensorHeader::new(Tensor::Keys, g.layout.keys),
                 values: TensorHeader::new(Tensor::Values, g.layout.values),
@@ -119,11 +119,11 @@ impl Header {
             }
         });
         let formats = formats.collect();
-        let mut layers = vec![0; classes.iter().map(|g| g.layer_ids.len()).sum()];
+        let mut layers = vec![0; classes.iter().map(|g| g.layers.len()).sum()];
         for (class, g) in (0..).zip(classes) {
-            g.layer_ids.iter().for_each(|layer| layers[*layer as usize] = class);
+            g.layers.iter().for_each(|layer| layers[*layer as usize] = class);
         }
-        let g = classes[0];
+        let g = &classes[0];
         Header {
             version: SNAPSHOT_VERSION,
             kv_heads: g.layout.kv_heads,
@@ -180,11 +180,11 @@ impl Header {
 /// What follows from a header.
 pub(super) struct Classes<'a> {
     header: &'a Header,
-    classes: Vec<Geometry>,
+    classes: Vec<Shape>,
 }
 
 impl Classes<'_> {
-    /// The geometries of a cache that can hold the sequence. Every number is checked here.
+    /// The shapes of a cache that can hold the sequence. Every number is checked here.
     pub(super) fn new(header: &Header) -> Result<Classes<'_>, Error> {
         let window_format = match header.window_format.as_str() {
             "f16" => Some(Dtype::F16),
@@ -196,19 +196,13 @@ impl Classes<'_> {
         let (Some(formats), Some(window_format)) = (formats, window_format) else {
             return Err(corrupt("it names a format that does not exist"));
         };
-        let layers = header.layers.len() as u32;
-        let mut config = CacheConfig::new(layers, header.kv_heads, header.kv_heads, header.head_dim)
-            .with_window_format(window_format)
-            .with_max_step(1);
-        for (layer, class) in (0..).zip(&header.layers) {
-            let format = formats.get(*class as usize);
-            let format = *format.ok_or_else(|| corrupt("a layer names a format that is not there"))?;
-            config.capacity = config.capacity.max(format.sink_tokens);
-            config = config.with_layer_format([layer], format);
-        }
-        let classes = Geometry::all(&config, u64::MAX).map_err(corrupt)?;
+        let by_layer: Option<Vec<LayerFormat>> =
+            header.layers.iter().map(|class| formats.get(*class as usize).copied()).collect();
+        let by_layer = by_layer.ok_or_else(|| corrupt("a layer names a format that is not there"))?;
+        let shape = CacheShape::of_formats(header.kv_heads, header.head_dim, window_format, &by_layer);
+        let CacheShape { classes, places, .. } = shape.map_err(corrupt)?;
         // Written as it would be again.
-        let by_layer: Vec<u32> = Geometry::places(&classes).iter().map(|(class, _)| *class as u32).collect();
+        let by_layer: Vec<u32> = places.iter().map(|(class, _)| *class as u32).collect();
         if by_layer != header.layers || classes.len() != formats.len() {
             return Err(corrupt("its formats are not in order of their first layers, each once"));
         }
@@ -218,7 +212,7 @@ impl Classes<'_> {
         Ok(Classes { header, classes })
     }
 
-    pub(super) fn geometry(&self, layer: usize) -> &Geometry {
+    pub(super) fn shape(&self, layer: usize) -> &Shape {
         &self.classes[self.header.layers[layer] as usize]
     }
 
@@ -228,18 +222,18 @@ impl Classes<'_> {
 
     /// Type and shape of a tensor.
     pub(super) fn tensor(&self, layer: usize, tensor: &str) -> (FileDtype, Vec<usize>) {
-        let (g, lengths) = (self.geometry(layer), self.lengths(layer));
-        let heads = g.layout.kv_heads as usize;
+        let (s, lengths) = (self.shape(layer), self.lengths(layer));
+        let heads = s.layout.kv_heads as usize;
         if tensor == "blocks" {
             let blocks = (lengths.blocks - lengths.evicted) as usize;
-            return (FileDtype::U32, vec![blocks, heads, g.layout.head_words() as usize]);
+            return (FileDtype::U32, vec![blocks, heads, s.layout.head_words() as usize]);
         }
-        let tokens = if tensor.starts_with("sinks") { lengths.sinks(g) } else { lengths.window(g) };
-        let dtype = match g.window_format {
+        let tokens = if tensor.starts_with("sinks") { lengths.sinks(s) } else { lengths.window(s) };
+        let dtype = match s.window_format {
             Dtype::F16 => FileDtype::F16,
             Dtype::Bf16 => FileDtype::BF16,
             Dtype::F32 => FileDtype::F32,
         };
-        (dtype, vec![tokens as usize, heads, g.layout.head_dim as usize])
+        (dtype, vec![tokens as usize, heads, s.layout.head_dim as usize])
     }
 }

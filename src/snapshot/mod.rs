@@ -17,8 +17,8 @@ mod header;
 
 use crate::error::Error;
 use crate::format::{Dtype, Param, Tensor, TensorLayout, enter, widen};
-use crate::geometry::Geometry;
 use crate::plan::SequenceLengths;
+use crate::shape::Shape;
 use crate::state::{LayerState, UnpackedTokens};
 use header::{Classes, Header};
 use safetensors::tensor::{SafeTensors, TensorView};
@@ -47,7 +47,8 @@ struct Version {
 /// let mut cache = CpuCache::new(&config)?;
 /// let sequence = cache.create_sequence()?;
 /// let row = [0.5; 64 * 300];
-/// cache.step(&[SequenceStep::append(sequence, 300)], &[LayerInput { k: &row, v: &row, ..Default::default() }])?;
+/// cache.step(&[SequenceStep::append(sequence, 300)], &[LayerInput { k: &row, v: &row, ..Default::default()
+/// }])?;
 ///
 /// let file = cache.save(sequence)?.to_bytes()?;
 /// let mut other = CpuCache::new(&config)?;
@@ -63,7 +64,7 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Of layers, each of one of the classes, that all hold the same tokens of one sequence.
-    pub(crate) fn new(classes: &[&Geometry], layers: Vec<LayerState>) -> Snapshot {
+    pub(crate) fn new(classes: &[Shape], layers: Vec<LayerState>) -> Snapshot {
         Snapshot { header: Header::new(classes, |layer| layers[layer as usize].lengths), layers }
     }
 
@@ -73,8 +74,8 @@ impl Snapshot {
     }
 
     /// How long the sequence is in the layers of a class.
-    pub(crate) fn lengths_of(&self, g: &Geometry) -> SequenceLengths {
-        self.layers[g.layer_ids[0] as usize].lengths
+    pub(crate) fn lengths_of(&self, s: &Shape) -> SequenceLengths {
+        self.layers[s.layers[0] as usize].lengths
     }
 
     /// What each layer holds.
@@ -85,7 +86,8 @@ impl Snapshot {
     /// The file: equal for equal states.
     ///
     /// # Errors
-    /// [`Error::SnapshotCorrupt`] if safetensors refuses to write the file, which no snapshot of a cache gives it reason to.
+    /// [`Error::SnapshotCorrupt`] if safetensors refuses to write the file, which no snapshot of a cache
+    /// gives it reason to.
     pub fn to_bytes(&self) -> Result<Vec<u8>, Error> {
         let classes = Classes::new(&self.header)?;
         let mut data = Vec::new();
@@ -168,14 +170,14 @@ impl Snapshot {
             })
         };
         let layers: Vec<LayerState> = (0..header.layers.len()).map(layer).collect::<Result<_, Error>>()?;
-        if !layers.iter().enumerate().all(|(at, layer)| is_writable(classes.geometry(at), layer)) {
+        if !layers.iter().enumerate().all(|(at, layer)| is_writable(classes.shape(at), layer)) {
             return Err(corrupt("it holds words that no cache writes"));
         }
         Ok(Snapshot { layers, header })
     }
 
     /// Whether a cache of these classes of layers can hold it.
-    pub(crate) fn check(&self, classes: &[&Geometry]) -> Result<(), Error> {
+    pub(crate) fn check(&self, classes: &[Shape]) -> Result<(), Error> {
         let own = Header::new(classes, |_| SequenceLengths::default());
         for ((field, saved), (_, own)) in self.header.fields().into_iter().zip(own.fields()) {
             if saved != own {
@@ -195,9 +197,10 @@ impl Snapshot {
     }
 }
 
-/// Whether every element and parameter is one that enters or is made in a cache: no NaN, no infinity, nothing subnormal.
-fn is_writable(g: &Geometry, state: &LayerState) -> bool {
-    let layout = &g.layout;
+/// Whether every element and parameter is one that enters or is made in a cache: no NaN, no infinity, nothing
+/// subnormal.
+fn is_writable(s: &Shape, state: &LayerState) -> bool {
+    let layout = &s.layout;
     let elements = |words: &[u32], format: Dtype| {
         let entered = |bits: u32| enter(widen(bits, format), format) == bits;
         words.iter().all(|&word| match format {
@@ -207,7 +210,7 @@ fn is_writable(g: &Geometry, state: &LayerState) -> bool {
     };
     let tokens = [&state.sinks, &state.window];
     let unpacked =
-        tokens.iter().flat_map(|t| [&t.keys, &t.values]).all(|words| elements(words, g.window_format));
+        tokens.iter().flat_map(|t| [&t.keys, &t.values]).all(|words| elements(words, s.window_format));
     let tensor = |head: &[u32], tensor| {
         let layout = layout.tensor(tensor);
         let words = &head[layout.first as usize..][..layout.words() as usize];
@@ -217,14 +220,15 @@ fn is_writable(g: &Geometry, state: &LayerState) -> bool {
             true => [word & 0xffff, word >> 16].into_iter().all(|half| Param::is_storable(half, true)),
             false => Param::is_storable(*word, false),
         };
-        let plain = layout.format.bits.is_quantized() || elements(codes, g.sixteen_bit_format());
+        let plain = layout.format.bits.is_quantized() || elements(codes, s.sixteen_bit_format());
         plain && params.iter().all(storable) && codes_are_writable(&layout, head)
     };
     let head = |words: &[u32]| [Tensor::Keys, Tensor::Values].into_iter().all(|t| tensor(words, t));
     unpacked && state.blocks.chunks(layout.head_words() as usize).all(head)
 }
 
-/// Whether the codes of one head's keys or values are zero where the scale is, and what is beyond a row's codes is zero.
+/// Whether the codes of one head's keys or values are zero where the scale is, and what is beyond a row's
+/// codes is zero.
 fn codes_are_writable(layout: &TensorLayout, head: &[u32]) -> bool {
     let format = layout.format;
     if !format.bits.is_quantized() {

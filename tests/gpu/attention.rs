@@ -2,7 +2,7 @@
 
 use crate::support::{Pair, full};
 use kivi_wgpu::{
-    Axis, Bits, CacheConfig, Dtype, Error, Geometry, LayerAttention, SequenceStep, TensorFormat, Variant,
+    Axis, Bits, CacheConfig, Dtype, Error, LayerAttention, SequenceStep, Shape, TensorFormat, Variant,
 };
 
 fn config(query_heads: u32, kv_heads: u32, head_dim: u32) -> CacheConfig {
@@ -32,13 +32,13 @@ fn one_to_eight_new_tokens() {
     }
     // Queries without new tokens, and more new tokens than queries.
     pair.step(&[SequenceStep::attend(s, 3)]);
-    pair.step(&[SequenceStep { sequence: s, append: 5, attend: 2 }]);
-    pair.step(&[SequenceStep { sequence: s, append: 2, attend: 7 }]);
+    pair.step(&[SequenceStep::new(s, 5, 2)]);
+    pair.step(&[SequenceStep::new(s, 2, 7)]);
     pair.check_state(s);
 }
 
-/// A prompt of 4096 tokens that attends throughout, in chunks of any length: outputs right, words and tokens the same. The shortest chunks
-/// are left to the fastest kernels of the device.
+/// A prompt of 4096 tokens that attends throughout, in chunks of any length: outputs right, words and tokens
+/// the same. The shortest chunks are left to the fastest kernels of the device.
 #[test]
 fn prompts_in_chunks() {
     let config = config(2, 1, 64).with_residual_window(64).with_max_step(4096).with_capacity(4200);
@@ -68,16 +68,16 @@ fn prompts_in_chunks() {
 #[test]
 fn long_chunks() {
     for (i, head_dim) in [8, 24, 64, 80, 128, 136, 256, 512].into_iter().enumerate() {
-        for (j, bits) in Bits::ALL.into_iter().enumerate() {
+        for (j, bits) in Bits::ALL.iter().copied().enumerate() {
             if !full() && i % Bits::ALL.len() != j {
                 continue;
             }
             let base = config(3, 1, head_dim).with_bits(bits, bits).with_residual_window(20);
-            let page = kivi_wgpu::Geometry::new(&base, 128 << 20).unwrap().layout.page_words() * 4;
+            let page = kivi_wgpu::Shape::new(&base).unwrap().layout.page_words() * 4;
             let mut pair = Pair::new(&base.with_sink_tokens(5).with_max_slab_bytes(page));
             let s = pair.create_sequence();
             for (append, attend) in [(17, 17), (300, 0), (150, 150), (40, 22), (0, 33), (64, 64)] {
-                pair.step(&[SequenceStep { sequence: s, append, attend }]);
+                pair.step(&[SequenceStep::new(s, append, attend)]);
             }
             pair.check_state(s);
         }
@@ -88,7 +88,7 @@ fn long_chunks() {
 #[test]
 fn a_prompt_beside_continuations() {
     let base = config(4, 2, 64).with_max_sequences(4).with_capacity(4000).with_max_batch_tokens(700);
-    let page = kivi_wgpu::Geometry::new(&base, 128 << 20).unwrap().layout.page_words() * 4;
+    let page = kivi_wgpu::Shape::new(&base).unwrap().layout.page_words() * 4;
     let mut pair = Pair::new(&base.clone().with_max_slab_bytes(2 * page));
     let mut alone = Pair::new(&base);
     let ids = [(); 4].map(|()| pair.create_sequence());
@@ -141,7 +141,7 @@ fn every_head_ratio() {
 #[test]
 fn every_head_dim() {
     for (i, head_dim) in [8, 16, 24, 64, 72, 80, 96, 112, 128, 136, 256, 264, 512].into_iter().enumerate() {
-        for (j, bits) in Bits::ALL.into_iter().enumerate() {
+        for (j, bits) in Bits::ALL.iter().copied().enumerate() {
             if !full() && i % Bits::ALL.len() != j {
                 continue;
             }
@@ -158,8 +158,8 @@ fn every_head_dim() {
 #[test]
 fn every_group_and_pair_of_widths() {
     for (i, group) in [16, 32, 64, 128].into_iter().enumerate() {
-        for (j, key_bits) in Bits::ALL.into_iter().enumerate() {
-            for (k, value_bits) in Bits::ALL.into_iter().enumerate() {
+        for (j, key_bits) in Bits::ALL.iter().copied().enumerate() {
+            for (k, value_bits) in Bits::ALL.iter().copied().enumerate() {
                 if !full() && (i + j) % Bits::ALL.len() != k {
                     continue;
                 }
@@ -241,9 +241,9 @@ fn compact_parameters() {
 
 #[test]
 fn every_dtype() {
-    for window in Dtype::ALL {
-        for (i, input) in Dtype::ALL.into_iter().enumerate() {
-            for (o, output) in Dtype::ALL.into_iter().enumerate() {
+    for &window in Dtype::ALL {
+        for (i, input) in Dtype::ALL.iter().copied().enumerate() {
+            for (o, output) in Dtype::ALL.iter().copied().enumerate() {
                 if !full() && (i + window.index() as usize) % Dtype::ALL.len() != o {
                     continue;
                 }
@@ -273,7 +273,7 @@ fn steps_of_more_than_65535_tokens() {
     let config = CacheConfig::new(1, 1, 1, 8).with_max_step(70_000).with_capacity(70_500);
     let mut pair = Pair::new(&config);
     let s = pair.create_sequence();
-    pair.step(&[SequenceStep { sequence: s, append: 70_000, attend: 2 }]);
+    pair.step(&[SequenceStep::new(s, 70_000, 2)]);
     pair.step(&[SequenceStep::decode(s)]);
     pair.check_state(s);
 }
@@ -283,7 +283,7 @@ fn sinks_of_more_than_a_page() {
     let mut pair = Pair::new(&config(2, 1, 64).with_sink_tokens(300).with_residual_window(0));
     let s = pair.create_sequence();
     for n in [1, 200, 98, 1, 1, 250] {
-        pair.step(&[SequenceStep { sequence: s, append: n, attend: 1 }]);
+        pair.step(&[SequenceStep::new(s, n, 1)]);
         pair.check_state(s);
     }
 }
@@ -292,9 +292,9 @@ fn sinks_of_more_than_a_page() {
 fn several_slabs_and_sequences() {
     // One page per slab.
     let base = config(4, 2, 64).with_max_sequences(3).with_capacity(4000).with_max_batch_tokens(1024);
-    let page = kivi_wgpu::Geometry::new(&base, 128 << 20).unwrap().layout.page_words() * 4;
+    let page = kivi_wgpu::Shape::new(&base).unwrap().layout.page_words() * 4;
     let mut pair = Pair::new(&base.clone().with_max_slab_bytes(page));
-    assert!(pair.gpu.geometry().slabs() > 10);
+    assert!(pair.gpu.planner().pool_size(0).slabs > 10);
     let mut alone = Pair::new(&base.with_max_slab_bytes(3 * page));
     let ids = [pair.create_sequence(), pair.create_sequence(), pair.create_sequence()];
     let lone = [alone.create_sequence(), alone.create_sequence(), alone.create_sequence()];
@@ -302,12 +302,12 @@ fn several_slabs_and_sequences() {
         let steps: Vec<_> = ids
             .iter()
             .zip([a, b, c])
-            .map(|(&sequence, n)| SequenceStep { sequence, append: n, attend: n.min(8) })
+            .map(|(&sequence, n)| SequenceStep::new(sequence, n, n.min(8)))
             .collect();
         let tensors = pair.tensors(&steps);
         let together = pair.step_with(&steps, &tensors);
         // The same rows one sequence at a time, with pages elsewhere: equal to the bit.
-        let g = pair.gpu.geometry().clone();
+        let g = pair.gpu.shape().first().clone();
         let (kv, q) = ((2 * g.layout.head_dim) as usize, (4 * g.layout.head_dim) as usize);
         let (mut token, mut query) = (0, 0);
         for (step, &sequence) in steps.iter().zip(&lone) {
@@ -317,7 +317,14 @@ fn several_slabs_and_sequences() {
                 v: tensors[0].v[token * kv..(token + n) * kv].to_vec(),
                 q: tensors[0].q[query * q..(query + m) * q].to_vec(),
             };
-            let out = alone.step_with(&[SequenceStep { sequence, ..*step }], &[own]);
+            let out = alone.step_with(
+                &[{
+                    let mut own = *step;
+                    own.sequence = sequence;
+                    own
+                }],
+                &[own],
+            );
             assert_eq!(out[0][..m * q], together[0][query * q..(query + m) * q], "{sequence}");
             token += n;
             query += m;
@@ -332,7 +339,8 @@ fn several_slabs_and_sequences() {
     }
 }
 
-/// With scratch for one head of one tile at a time attention runs in many rounds, and every bit stays the same.
+/// With scratch for one head of one tile at a time attention runs in many rounds, and every bit stays the
+/// same.
 #[test]
 fn rounds_do_not_change_a_bit() {
     let base = config(12, 3, 64).with_residual_window(32).with_max_sequences(2);
@@ -342,8 +350,13 @@ fn rounds_do_not_change_a_bit() {
     let ids = [&mut one, &mut many, &mut some].map(|p| [p.create_sequence(), p.create_sequence()]);
     for (n, m) in [(470, 40), (8, 1), (1, 8), (3, 300)] {
         let steps = ids.map(|ids| {
-            let steps = ids.map(|sequence| SequenceStep { sequence, append: n, attend: n.min(8) });
-            [steps[0], SequenceStep { append: m, attend: m.min(8), ..steps[1] }]
+            let steps = ids.map(|sequence| SequenceStep::new(sequence, n, n.min(8)));
+            [steps[0], {
+                let mut own = steps[1];
+                own.append = m;
+                own.attend = m.min(8);
+                own
+            }]
         });
         let tensors = one.tensors(&steps[0]);
         let expected = one.step_with(&steps[0], &tensors);
@@ -382,7 +395,8 @@ fn every_number_of_splits() {
     pair.check_state(s);
 }
 
-/// Rotated values, whose sums are rotated back where partial results meet: decoding, long chunks, without history, without a window, over many splits.
+/// Rotated values, whose sums are rotated back where partial results meet: decoding, long chunks, without
+/// history, without a window, over many splits.
 #[test]
 fn rotated_values() {
     for (head_dim, bits, window) in
@@ -392,9 +406,13 @@ fn rotated_values() {
         let base = base.with_max_step(100).with_capacity(3000);
         // One of them sees only what is near.
         let sliding_window = (bits == Bits::Three).then_some(300);
-        let base = base.with_attention(LayerAttention { sliding_window, ..Default::default() });
+        let base = base.with_attention({
+            let mut attention = LayerAttention::default();
+            attention.sliding_window = sliding_window;
+            attention
+        });
         let config = base.with_formats(TensorFormat::new(bits), TensorFormat::new(bits).with_rotation());
-        let page = Geometry::new(&config, 128 << 20).unwrap().layout.page_words() * 4;
+        let page = Shape::new(&config).unwrap().layout.page_words() * 4;
         let mut pair = Pair::new(&config.with_max_slab_bytes(2 * page));
         let s = pair.create_sequence();
         pair.step(&[SequenceStep::extend(s, 3)]);

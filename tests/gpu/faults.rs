@@ -1,4 +1,5 @@
-//! What can go wrong around a cache: encoders that are thrown away, devices that are lost, memory that runs out.
+//! What can go wrong around a cache: encoders that are thrown away, devices that are lost, memory that runs
+//! out.
 
 use crate::support::{Pair, Tensors, device, new_device};
 use kivi_wgpu::oracle::{CpuCache, LayerInput};
@@ -58,8 +59,9 @@ impl Doomed {
     }
 }
 
-/// A step that was finished, and whose encoder was neither submitted nor discarded, leaves words in its own sequence that were never written. Nothing
-/// else is touched: the others go on, and the sequence can be dropped and begun anew.
+/// A step that was finished, and whose encoder was neither submitted nor discarded, leaves words in its own
+/// sequence that were never written. Nothing else is touched: the others go on, and the sequence can be
+/// dropped and begun anew.
 #[test]
 fn an_encoder_that_is_forgotten_harms_its_own_sequence_only() {
     let mut pair = Pair::new(&config());
@@ -104,22 +106,23 @@ fn forks_and_truncations_that_are_discarded_leave_no_trace() {
     pair.check_state(s);
 }
 
-/// When memory runs out while the pool grows, at whichever buffer, the step is refused and everything is as before; later it succeeds.
+/// When memory runs out while the pool grows, at whichever buffer, the step is refused and everything is as
+/// before; later it succeeds.
 #[test]
 fn growth_that_fails_changes_nothing() {
     let mut pair = Pair::new(&config());
     let s = pair.create_sequence();
     let steps = [SequenceStep::append(s, 100)];
-    while pair.cpu.planner().plan_step(&steps).is_ok() {
+    while pair.gpu.planner().plan_step(&steps).is_ok() {
         pair.fill(s, 100);
     }
     let before = pair.gpu.memory();
     let mut refused = 0;
-    for allocations in 0.. {
-        pair.gpu.fail_allocations(allocations, u64::MAX);
+    for extra in (0..).step_by(1_000) {
+        pair.gpu.set_memory_limit(Some(pair.gpu.memory().total() + extra));
         let mut encoder = device().0.create_command_encoder(&Default::default());
         let refusal = pair.gpu.begin_step(&mut encoder, &steps).map(drop);
-        pair.gpu.fail_allocations(0, 0);
+        pair.gpu.set_memory_limit(None);
         let Err(error) = refusal else { break };
         assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
         refused += 1;
@@ -133,16 +136,24 @@ fn growth_that_fails_changes_nothing() {
     while pair.gpu.planner().plan_step(&steps).is_ok() {
         pair.fill(s, 100);
     }
-    let pages = pair.gpu.geometry().pages();
-    pair.gpu.fail_allocations(0, 1);
-    pair.fill(s, 100);
-    assert_eq!(pair.gpu.geometry().pages(), pages + 1);
+    let pages = pair.gpu.planner().pool_size(0).pages;
+    // As little memory as the step can do with.
+    let total = pair.gpu.memory().total();
+    let enough = (total..).step_by(1_000).find(|limit| {
+        pair.gpu.set_memory_limit(Some(*limit));
+        let mut encoder = device().0.create_command_encoder(&Default::default());
+        pair.gpu.begin_step(&mut encoder, &steps).is_ok()
+    });
+    assert!(enough > Some(total));
+    assert_eq!(pair.gpu.planner().pool_size(0).pages, pages + 1);
+    pair.gpu.set_memory_limit(None);
     pair.fill(s, 300);
     pair.step(&[SequenceStep::decode(s)]);
     pair.check_state(s);
 }
 
-/// A device that is lost at any point: typed errors or silence, never a panic; what was saved continues on another device, bit for bit.
+/// A device that is lost at any point: typed errors or silence, never a panic; what was saved continues on
+/// another device, bit for bit.
 #[test]
 fn a_lost_device_is_an_error_and_a_snapshot_survives_it() {
     let mut doomed = Doomed::new();

@@ -2,7 +2,7 @@
 
 use crate::support::{Pair, device, new_device, storage_buffer};
 use kivi_wgpu::{
-    Bits, CacheConfig, Dtype, Error, KvCache, LayerAttention, LayerFormat, LayerIo, Mask, SequenceStep,
+    Bits, CacheConfig, Dtype, Error, KvCache, LayerAttention, LayerFormat, LayerIo, SequenceStep,
     TensorFormat, TensorView, ZeroPoint, wgpu,
 };
 
@@ -102,7 +102,7 @@ fn queries_beyond_the_sequence() {
     let mut pair = Pair::new(&config());
     let s = pair.create_sequence();
     let mut encoder = device().0.create_command_encoder(&Default::default());
-    let steps = [SequenceStep { sequence: s, append: 2, attend: 3 }];
+    let steps = [SequenceStep::new(s, 2, 3)];
     let error = pair.gpu.begin_step(&mut encoder, &steps).map(drop).unwrap_err();
     assert_eq!(error, Error::QueriesExceedTokens { got: 3, tokens: 2 });
     assert!(matches!(pair.gpu.create_sequence(), Err(Error::TooManySequences { max: 1 })));
@@ -114,7 +114,8 @@ fn more_tokens_than_capacity_says_how_many_would_fit() {
     let s = pair.create_sequence();
     pair.fill(s, 1000);
     let mut refusal = None;
-    // The pool is sized in pages, so a little more than the capacity fits; then the error says exactly how much still does.
+    // The pool is sized in pages, so a little more than the capacity fits; then the error says exactly how
+    // much still does.
     while refusal.is_none() {
         let mut encoder = device().0.create_command_encoder(&Default::default());
         let steps = [SequenceStep::append(s, 64)];
@@ -127,7 +128,7 @@ fn more_tokens_than_capacity_says_how_many_would_fit() {
         panic!("{refusal:?}")
     };
     if fits > 0 {
-        pair.step(&[SequenceStep { sequence: s, append: fits, attend: 1 }]);
+        pair.step(&[SequenceStep::new(s, fits, 1)]);
     }
     let mut encoder = device().0.create_command_encoder(&Default::default());
     let error = pair.gpu.begin_step(&mut encoder, &[SequenceStep::decode(s)]).map(drop).unwrap_err();
@@ -172,24 +173,53 @@ impl Buffers {
 
 #[test]
 fn wrong_buffers() {
-    let usage = bind_error(|b| LayerIo { v: Some(f32_view(&b.no_storage)), ..b.io() });
+    let usage = bind_error(|b| {
+        let mut io = b.io();
+        io.v = Some(f32_view(&b.no_storage));
+        io
+    });
     assert_eq!(usage, Error::BufferUsage { tensor: "v", usage: "STORAGE" });
-    let small = bind_error(|b| LayerIo { q: Some(f32_view(&b.q).with_offset(4000)), ..b.io() });
+    let small = bind_error(|b| {
+        let mut io = b.io();
+        io.q = Some(f32_view(&b.q).with_offset(4000));
+        io
+    });
     assert_eq!(small, Error::BufferTooSmall { tensor: "q", needed: 4000 + 1024, got: 4096 });
-    let overlap = bind_error(|b| LayerIo { v: Some(f32_view(&b.k).with_offset(256)), ..b.io() });
+    let overlap = bind_error(|b| {
+        let mut io = b.io();
+        io.v = Some(f32_view(&b.k).with_offset(256));
+        io
+    });
     assert_eq!(overlap, Error::Overlap { a: "k", b: "v" });
-    let overlap = bind_error(|b| LayerIo { out: Some(f32_view(&b.q)), ..b.io() });
+    let overlap = bind_error(|b| {
+        let mut io = b.io();
+        io.out = Some(f32_view(&b.q));
+        io
+    });
     assert_eq!(overlap, Error::Overlap { a: "q", b: "out" });
-    let overlap = bind_error(|b| LayerIo { out: Some(f32_view(&b.k).with_offset(508)), ..b.io() });
+    let overlap = bind_error(|b| {
+        let mut io = b.io();
+        io.out = Some(f32_view(&b.k).with_offset(508));
+        io
+    });
     assert_eq!(overlap, Error::Overlap { a: "k", b: "out" });
-    let offset = bind_error(|b| LayerIo { k: Some(f32_view(&b.k).with_offset(2)), ..b.io() });
+    let offset = bind_error(|b| {
+        let mut io = b.io();
+        io.k = Some(f32_view(&b.k).with_offset(2));
+        io
+    });
     assert!(matches!(offset, Error::Stride { field: "offset", got: 2, .. }), "{offset}");
-    let odd = bind_error(|b| LayerIo {
-        k: Some(TensorView::new(&b.k, Dtype::F16).with_strides(129, 64)),
-        ..b.io()
+    let odd = bind_error(|b| {
+        let mut io = b.io();
+        io.k = Some(TensorView::new(&b.k, Dtype::F16).with_strides(129, 64));
+        io
     });
     assert!(matches!(odd, Error::Stride { field: "token_stride", got: 129, .. }), "{odd}");
-    let short = bind_error(|b| LayerIo { k: Some(f32_view(&b.k).with_strides(128, 32)), ..b.io() });
+    let short = bind_error(|b| {
+        let mut io = b.io();
+        io.k = Some(f32_view(&b.k).with_strides(128, 32));
+        io
+    });
     assert!(matches!(short, Error::Stride { field: "head_stride", got: 32, .. }), "{short}");
     let shared = bind_error(|b| b.io().with_lse(f32_view(&b.out).with_offset(2048)));
     assert_eq!(shared, Error::SharedBuffer { a: "out", b: "lse" });
@@ -197,9 +227,17 @@ fn wrong_buffers() {
     assert!(matches!(wide, Error::Stride { tensor: "lse", field: "dtype", .. }), "{wide}");
     let few = bind_error(|b| b.io().with_sink_logits(f32_view(&b.v).with_offset(4096 - 8)));
     assert_eq!(few, Error::BufferTooSmall { tensor: "sink_logits", needed: 4096 + 8, got: 4096 });
-    let half = bind_error(|b| LayerIo { k: None, ..b.io() });
+    let half = bind_error(|b| {
+        let mut io = b.io();
+        io.k = None;
+        io
+    });
     assert!(matches!(half, Error::BindingIncomplete { .. }), "{half}");
-    let half = bind_error(|b| LayerIo { out: None, ..b.io() });
+    let half = bind_error(|b| {
+        let mut io = b.io();
+        io.out = None;
+        io
+    });
     assert!(matches!(half, Error::BindingIncomplete { .. }), "{half}");
 }
 
@@ -254,7 +292,7 @@ fn overlap_of_two_long_tensors() {
     let binding = pair.gpu.bind(&LayerIo::new(k, f32_view(&v), f32_view(&q), out)).unwrap();
     let mut record = |append, attend| {
         let mut encoder = device().0.create_command_encoder(&Default::default());
-        let steps = [SequenceStep { sequence: s, append, attend }];
+        let steps = [SequenceStep::new(s, append, attend)];
         let mut step = pair.gpu.begin_step(&mut encoder, &steps).unwrap();
         step.layer(&mut encoder, 0, &binding)
     };
@@ -289,19 +327,18 @@ fn wrong_configurations() {
     unsupported(config().with_max_batch_tokens(3), "max_batch_tokens");
     assert!(matches!(config_error(config().with_softmax_scale(f32::NAN)), Error::SoftmaxScale { .. }));
     assert!(matches!(config_error(config().with_sink_tokens(1001)), Error::SinksBeyondCapacity { .. }));
-    let attention =
-        |sliding_window, soft_cap| LayerAttention { sliding_window, soft_cap, ..Default::default() };
+    let attention = |sliding_window, soft_cap| {
+        let mut attention = LayerAttention::default();
+        attention.sliding_window = sliding_window;
+        attention.soft_cap = soft_cap;
+        attention
+    };
     unsupported(config().with_attention(attention(Some(0), None)), "sliding_window");
     unsupported(config().with_layer_attention(vec![attention(None, None); 3]), "layer_attention entries");
     assert!(matches!(
         config_error(config().with_attention(attention(None, Some(-1.0)))),
         Error::SoftCap { .. }
     ));
-    for mask in [Mask::Bidirectional, Mask::Tree] {
-        let attention = LayerAttention { mask, ..Default::default() };
-        assert_eq!(config_error(config().with_attention(attention)), Error::UnsupportedMask { mask });
-    }
-    unsupported(config().with_value_head_dim(32), "value_head_dim");
     let contradiction = |config, a: &str, b: &str| {
         let error = config_error(config);
         assert!(matches!(&error, Error::Contradiction { a: x, b: y, .. } if x == a && y == b), "{error}");

@@ -114,9 +114,7 @@ fn memory_of_mixed_layers() {
     pair.fill(s, 900);
     let memory = pair.gpu.memory();
     let bytes: u64 = pair.gpu.buffers().iter().map(|buffer| buffer.size()).sum();
-    let uploads: u64 =
-        [0u32, 1, 2, 3, 4].map(|layer| pair.gpu.geometry_of(layer).unwrap().plan_bytes() * 3).iter().sum();
-    assert_eq!(memory.total(), bytes + uploads);
+    assert_eq!(memory.total(), bytes + crate::support::upload_bytes(&pair.gpu));
     assert_eq!(memory, mixed().with_max_sequences(1).bytes_for(900).unwrap());
     let [first, second, sixteen, limited] = [0, 1, 2, 3].map(|layer| memory.layers[layer]);
     assert_eq!(memory.layers[6], first);
@@ -124,8 +122,8 @@ fn memory_of_mixed_layers() {
     assert_eq!((sixteen.parameters, sixteen.codes), (0, 896 * 2 * 64 * 4));
     // 300 tokens back from the newest, of which 40 to 71 are in the window.
     assert!(limited.codes > 0 && limited.codes < second.codes / 2);
-    let average = kivi_wgpu::format::cache_bytes(&mixed(), 900).unwrap().format_bits;
-    let own = |layer| pair.gpu.geometry_of(layer).unwrap().layout.format_bits();
+    let average = kivi_wgpu::cache_bytes(&mixed(), 900).unwrap().format_bits;
+    let own = |layer| pair.gpu.shape_of(layer).unwrap().layout.format_bits();
     assert!((average - (0..7).map(own).sum::<f64>() / 7.0).abs() < 1e-12);
 }
 
@@ -142,7 +140,8 @@ fn each_class_has_its_own_variant() {
     assert_eq!(error, Error::LayerOutOfRange { got: 7, layers: 7 });
 }
 
-/// History beyond the limit is gone from attention and from memory, and steps go on for ever in the same few pages.
+/// History beyond the limit is gone from attention and from memory, and steps go on for ever in the same few
+/// pages.
 #[test]
 fn a_limited_history() {
     let config = CacheConfig::new(1, 4, 2, 64).with_sink_tokens(4).with_residual_window(64);
@@ -157,9 +156,9 @@ fn a_limited_history() {
             pair.step(&[SequenceStep::extend(s, n)]);
         }
         pair.check_state(s);
-        let view = pair.gpu.planner().view(s).unwrap();
+        let view = pair.gpu.planner().view(0, s).unwrap();
         assert!(view.blocks.len() <= 10 && view.lengths.evicted > 40, "{:?}", view.lengths);
-        assert!(pair.gpu.geometry().pages() <= 9);
+        assert!(pair.gpu.planner().pool_size(0).pages <= 9);
         let fork = pair.fork(s);
         pair.step(&[SequenceStep::extend(fork, 70), SequenceStep::decode(s)]);
         pair.check_state(fork);
@@ -181,8 +180,8 @@ fn equal_formats_in_other_words() {
         .with_layer_format([2], sixteen(plain))
         .with_layer_format([3], sixteen(plain.with_clipping()));
     let mut pair = Pair::new(&config);
-    assert_eq!(pair.gpu.geometry().layer_ids, [0, 1]);
-    assert_eq!(pair.gpu.geometry_of(3).unwrap().layer_ids, [2, 3]);
+    assert_eq!(pair.gpu.shape().first().layers, [0, 1]);
+    assert_eq!(pair.gpu.shape_of(3).unwrap().layers, [2, 3]);
     let s = pair.create_sequence();
     pair.fill(s, 300);
     let file = pair.gpu.submit_and_save_blocking(s).unwrap().to_bytes().unwrap();
@@ -197,8 +196,8 @@ fn failures_and_undo_in_every_class() {
     let s = pair.create_sequence();
     pair.fill(s, 450);
     let mut failures = 0;
-    for after in 0.. {
-        pair.gpu.fail_allocations(after, u64::MAX);
+    for extra in (0..).step_by(5_000) {
+        pair.gpu.set_memory_limit(Some(pair.gpu.memory().total() + extra));
         let mut encoder = device.create_command_encoder(&Default::default());
         let before = pair.gpu.tokens(s);
         match pair.gpu.begin_step(&mut encoder, &[SequenceStep::append(s, 200)]).map(drop) {
@@ -207,12 +206,12 @@ fn failures_and_undo_in_every_class() {
             Err(other) => panic!("{other}"),
         }
         assert_eq!(pair.gpu.tokens(s), before);
-        assert!(pair.gpu.fork(&mut encoder, s).is_err() || after > 0);
+        assert!(pair.gpu.fork(&mut encoder, s).is_err() || extra > 0);
         let forked: Vec<_> = pair.gpu.sequences().filter(|id| *id != s).collect();
         forked.into_iter().for_each(|id| drop(pair.gpu.remove_sequence(id)));
     }
     assert!(failures > 3, "{failures} allocations");
-    pair.gpu.fail_allocations(0, 0);
+    pair.gpu.set_memory_limit(None);
     pair.step(&[SequenceStep::extend(s, 200)]);
     pair.check_state(s);
 

@@ -125,32 +125,33 @@ fn a_row_that_leaves_changes_no_other() {
 /// A pool that starts too small gives the same bits as one that was large enough.
 #[test]
 fn growth_changes_nothing_but_memory() {
-    let page = kivi_wgpu::Geometry::new(&config(), 128 << 20).unwrap().layout.page_words() * 4;
+    let page = kivi_wgpu::Shape::new(&config()).unwrap().layout.page_words() * 4;
     for slab_pages in [1, 3, 100] {
         let mut grown = Pair::new(&config().with_capacity(1).with_max_slab_bytes(slab_pages * page));
         let mut large = Pair::new(&config().with_capacity(3000));
         let s = grown.create_sequence();
         let t = large.create_sequence();
-        assert_eq!(grown.gpu.geometry().pages(), 0);
+        assert_eq!(grown.gpu.planner().pool_size(0).pages, 0);
         let mut both = |append, attend| {
-            let steps = [s, t].map(|sequence| [SequenceStep { sequence, append, attend }]);
+            let steps = [s, t].map(|sequence| [SequenceStep::new(sequence, append, attend)]);
             let tensors = grown.tensors(&steps[0]);
             assert!(grown.step_with(&steps[0], &tensors) == large.step_with(&steps[1], &tensors));
         };
         (0..20).for_each(|_| both(100, 9));
         both(1, 1);
         grown.check_state(s);
-        let pages = grown.gpu.geometry().slab_pages.clone();
+        let pages = grown.gpu.planner().slab_pages(0);
         assert!(pages.iter().all(|n| u64::from(*n) <= slab_pages), "{pages:?}");
         assert!(pages.iter().sum::<u32>() <= 12, "{pages:?}");
         grown.remove(s);
         grown.gpu.shrink_to_fit();
-        assert_eq!(grown.gpu.geometry().pages(), 0);
-        assert_eq!(grown.gpu.memory().all_layers().slack, 2 * grown.gpu.geometry().unpacked_bytes());
+        assert_eq!(grown.gpu.planner().pool_size(0).pages, 0);
+        assert_eq!(grown.gpu.memory().all_layers().slack, 2 * grown.gpu.shape().first().unpacked_bytes());
     }
 }
 
-/// Slabs are the only buffers that steps and operations create, besides a longer plan and a larger scratch when the pool grows.
+/// Slabs are the only buffers that steps and operations create, besides a longer plan and a larger scratch
+/// when the pool grows.
 #[test]
 fn steps_create_no_buffers() {
     let host = Host::new();
@@ -158,10 +159,10 @@ fn steps_create_no_buffers() {
     let mut cache = host.cache(&config().with_capacity(300).with_max_sequences(3));
     let s = cache.create_sequence().unwrap();
     host.step(&mut cache, &[SequenceStep::extend(s, 3)]).unwrap();
-    let (mut known, mut slabs) = (host.buffers(), cache.geometry().slabs());
+    let (mut known, mut slabs) = (host.buffers(), cache.planner().pool_size(0).slabs);
     let mut grown = 0;
     for round in 0..120u32 {
-        let step = [SequenceStep { sequence: s, append: 1 + round % 60, attend: 1 + round % 12 }];
+        let step = [SequenceStep::new(s, 1 + round % 60, 1 + round % 12)];
         host.step(&mut cache, &step).unwrap();
         let mut encoder = host.device.create_command_encoder(&Default::default());
         let (fork, _) = cache.fork(&mut encoder, s).unwrap();
@@ -171,8 +172,9 @@ fn steps_create_no_buffers() {
         host.queue.submit([encoder.finish()]);
         cache.remove_sequence(fork).unwrap();
         host.device.poll(wgpu::PollType::wait_indefinitely()).unwrap();
-        let (now, slabs_now) = (host.buffers(), cache.geometry().slabs());
-        // Each layer gets its slabs, and nothing else remains: plan, scratch and uploads take the place of the old.
+        let (now, slabs_now) = (host.buffers(), cache.planner().pool_size(0).slabs);
+        // Each layer gets its slabs, and nothing else remains: plan, scratch and uploads take the place of
+        // the old.
         let new = isize::try_from(2 * (slabs_now - slabs)).unwrap();
         grown += new;
         assert_eq!(now, known + new, "in round {round}");
@@ -180,11 +182,12 @@ fn steps_create_no_buffers() {
     }
     assert!(grown > 0, "the pool has grown");
     let memory = cache.memory();
-    // Everything that the cache has created, and nothing else, is in the report: uploads are the plan's besides its own buffer.
+    // Everything that the cache has created, and nothing else, is in the report: uploads are the plan's
+    // besides its own buffer.
     let buffers = cache.buffers();
     assert_eq!(known - own, isize::try_from(buffers.len() + 3).unwrap());
     let bytes: u64 = buffers.iter().map(|b| b.size()).sum();
-    assert_eq!(memory.total(), bytes + 3 * cache.geometry().plan_bytes());
+    assert_eq!(memory.total(), bytes + crate::support::upload_bytes(&cache));
     drop(cache);
     host.device.poll(wgpu::PollType::wait_indefinitely()).unwrap();
     assert_eq!(host.buffers(), own, "the cache leaves nothing behind");
@@ -269,7 +272,7 @@ fn a_plan_that_grows_alone() {
     let sizes = |pair: &Pair| {
         let buffers = pair.gpu.buffers();
         let [.., plan, _, scratch] = buffers[..] else { panic!("plan, staging and scratch come last") };
-        (plan.size(), scratch.size(), pair.gpu.geometry().slabs())
+        (plan.size(), scratch.size(), pair.gpu.planner().pool_size(0).slabs)
     };
     let s = pair.create_sequence();
     pair.fill(s, 1500);
@@ -332,9 +335,8 @@ fn bytes_are_predicted_by_kind() {
             assert_eq!(held.window, bytes(state.window.keys.len() + state.window.values.len()));
             assert_eq!(held.sinks, bytes(state.sinks.keys.len() + state.sinks.values.len()));
         }
-        let g = pair.gpu.geometry();
         let buffers: u64 = pair.gpu.buffers().iter().map(|b| b.size()).sum();
-        assert_eq!(pair.gpu.memory().total(), buffers + 3 * g.plan_bytes());
+        assert_eq!(pair.gpu.memory().total(), buffers + crate::support::upload_bytes(&pair.gpu));
     }
     // Of what forks share, each byte counts once: full pages, that is.
     let mut pair = Pair::new(&config.clone().with_max_sequences(2));
@@ -352,7 +354,8 @@ fn bytes_are_predicted_by_kind() {
     assert!(matches!(refused, Error::Unsupported { name: "max_capacity", .. }), "{refused}");
 }
 
-/// Drafted tokens are appended, attended to and taken back, many times; then the state is that of plain decoding, and so is what follows.
+/// Drafted tokens are appended, attended to and taken back, many times; then the state is that of plain
+/// decoding, and so is what follows.
 #[test]
 fn speculative_decoding_leaves_no_trace() {
     let mut drafted = Pair::new(&config().with_sink_tokens(2));
@@ -398,7 +401,8 @@ fn speculative_decoding_leaves_no_trace() {
         let (drafted, plain) = (state(&drafted, s), state(&plain, t));
         assert_eq!(drafted.window.keys.len(), plain.window.keys.len());
         assert!(drafted.window == plain.window && drafted.sinks == plain.sinks);
-        // A block that held rejected tokens would differ from one packed of the accepted ones; none did, as the window was never cut.
+        // A block that held rejected tokens would differ from one packed of the accepted ones; none did, as
+        // the window was never cut.
         assert!(drafted.blocks == plain.blocks);
     }
     let decode = [s, t].map(|s| [SequenceStep::decode(s)]);
@@ -412,10 +416,10 @@ fn dropped_sequences_make_room() {
     let mut pair = Pair::new(&config().with_capacity(1000).with_max_capacity(1000).with_max_sequences(3));
     let s = pair.create_sequence();
     pair.fill(s, 900);
-    let free = pair.gpu.planner().free_pages();
+    let free = pair.gpu.planner().free_pages(0);
     let forks = [pair.fork(s), pair.fork(s)];
     // 868 packed tokens are 3 full pages and one that is not, which each fork has of its own.
-    assert_eq!(pair.gpu.planner().free_pages() + 2, free);
+    assert_eq!(pair.gpu.planner().free_pages(0) + 2, free);
     let full = {
         let mut encoder = device().0.create_command_encoder(&Default::default());
         pair.gpu.fork(&mut encoder, s).unwrap_err()
@@ -429,7 +433,7 @@ fn dropped_sequences_make_room() {
         pair.remove(fork);
     }
     pair.check_state(s);
-    assert_eq!(pair.gpu.planner().free_pages(), free);
+    assert_eq!(pair.gpu.planner().free_pages(0), free);
     pair.truncate(s, 3);
     pair.fill(s, 997);
     pair.check_state(s);

@@ -32,11 +32,11 @@ fn products_beyond_f16() {
 /// whatever the width.
 #[test]
 fn keys_with_channel_offsets() {
-    for bits in Bits::ALL {
+    for &bits in Bits::ALL {
         let mut pair = Pair::new(&config(4, 2, 128).with_bits(bits, bits));
         let s = pair.create_sequence();
         for (append, attend) in [(400, 0), (1, 1), (3, 3)] {
-            let step = [SequenceStep { sequence: s, append, attend }];
+            let step = [SequenceStep::new(s, append, attend)];
             let mut tensors = pair.tensors(&step);
             let offsets = [0.0, 200.0, -200.0, 37.0];
             for (i, k) in tensors[0].k.iter_mut().enumerate() {
@@ -54,16 +54,17 @@ fn keys_with_channel_offsets() {
 fn sliding_windows() {
     for sinks in [0, 5] {
         let windows = [None, Some(1), Some(16), Some(100), Some(256), Some(301)];
-        let attention = windows.map(|sliding_window| LayerAttention {
-            sliding_window,
-            soft_cap: None,
-            ..Default::default()
+        let attention = windows.map(|sliding_window| {
+            let mut attention = LayerAttention::default();
+            attention.sliding_window = sliding_window;
+            attention.soft_cap = None;
+            attention
         });
         let config = CacheConfig::new(6, 4, 2, 64).with_sink_tokens(sinks).with_residual_window(40);
         let mut pair = Pair::new(&config.with_layer_attention(attention.to_vec()));
         let s = pair.create_sequence();
         for (append, attend) in [(1, 1), (3, 3), (120, 0), (8, 8), (300, 90), (1, 1), (200, 200), (5, 5)] {
-            pair.step(&[SequenceStep { sequence: s, append, attend }]);
+            pair.step(&[SequenceStep::new(s, append, attend)]);
         }
         pair.check_state(s);
     }
@@ -73,8 +74,12 @@ fn sliding_windows() {
 #[test]
 fn soft_caps() {
     let caps = [None, Some(0.3), Some(5.0), Some(50.0), Some(3000.0)];
-    let attention =
-        caps.map(|soft_cap| LayerAttention { sliding_window: None, soft_cap, ..Default::default() });
+    let attention = caps.map(|soft_cap| {
+        let mut attention = LayerAttention::default();
+        attention.sliding_window = None;
+        attention.soft_cap = soft_cap;
+        attention
+    });
     let config = CacheConfig::new(5, 4, 2, 64).with_layer_attention(attention.to_vec());
     for key_scale in [1.0, 40.0] {
         let mut pair = Pair::new(&config);

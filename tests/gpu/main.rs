@@ -4,6 +4,7 @@
 mod attention;
 mod faults;
 mod inputs;
+mod kernels;
 mod layers;
 mod life;
 mod logits;

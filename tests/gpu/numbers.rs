@@ -42,7 +42,7 @@ fn formats() -> Vec<CacheConfig> {
 fn queries_that_are_not_finite_are_nan_in_their_own_rows() {
     for config in formats() {
         for (mut pair, (input, output)) in
-            pairs(&config).zip(Dtype::ALL.into_iter().zip([Dtype::Bf16, Dtype::F32, Dtype::F16]))
+            pairs(&config).zip(Dtype::ALL.iter().copied().zip([Dtype::Bf16, Dtype::F32, Dtype::F16]))
         {
             (pair.input, pair.output) = (input, output);
             let s = pair.create_sequence();
@@ -180,7 +180,7 @@ fn idle_and_empty_sequences_in_a_batch() {
         pair.fill(idle, 333);
         pair.fill(busy, 290);
         let alone = pair.fork(busy);
-        let nothing = |sequence| SequenceStep { sequence, append: 0, attend: 0 };
+        let nothing = |sequence| SequenceStep::new(sequence, 0, 0);
         for n in [1, 3, 40] {
             let tensors = pair.tensors(&[SequenceStep::extend(busy, n)]);
             let expected = pair.step_with(&[SequenceStep::extend(alone, n)], &tensors);

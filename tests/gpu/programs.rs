@@ -1,12 +1,13 @@
-//! Random programs of every operation on the GPU, against the naive model that keeps every token: words, and attention.
+//! Random programs of every operation on the GPU, against the naive model that keeps every token: words, and
+//! attention.
 
 use crate::reference::NaiveSequence;
 use crate::reference::contents::Contents;
 use crate::reference::program::{Executor, Machine, Op, Work, program};
 use crate::support::{POISON, decode, device, kernels, poison, poisoned_buffer, read_buffer, storage_buffer};
 use kivi_wgpu::{
-    Bits, CacheConfig, Dtype, Error, Geometry, KvCache, KvCacheOptions, LayerIo, Operation, SequenceId,
-    SequenceStep, Snapshot, Step, TensorFormat, TensorView, Variant, wgpu,
+    Bits, CacheConfig, Dtype, Error, KvCache, KvCacheOptions, LayerIo, Operation, SequenceId, SequenceStep,
+    Shape, Snapshot, Step, TensorFormat, TensorView, Variant, wgpu,
 };
 use proptest::test_runner::{Config, TestRunner};
 use std::cell::RefCell;
@@ -43,12 +44,13 @@ impl Gpu<'_> {
             (0..self.contents.config.layers).map(|_| poisoned_buffer(q.len() * 4)).collect();
         let mut bindings = Vec::new();
         for out in &outputs {
-            let io = LayerIo {
-                k: (!k.is_empty()).then(|| view(&buffers[0])),
-                v: (!v.is_empty()).then(|| view(&buffers[1])),
-                q: (!q.is_empty()).then(|| view(&buffers[2])),
-                out: (!q.is_empty()).then(|| view(out)),
-                ..Default::default()
+            let io = {
+                let mut io = LayerIo::default();
+                io.k = (!k.is_empty()).then(|| view(&buffers[0]));
+                io.v = (!v.is_empty()).then(|| view(&buffers[1]));
+                io.q = (!q.is_empty()).then(|| view(&buffers[2]));
+                io.out = (!q.is_empty()).then(|| view(out));
+                io
             };
             bindings.push(self.cache.bind(&io)?);
         }
@@ -141,7 +143,7 @@ impl Executor for Gpu<'_> {
     }
 
     fn free_pages(&self) -> u32 {
-        self.cache.planner().free_pages()
+        self.cache.planner().free_pages(0)
     }
 
     fn discard(&mut self, operation: Operation) -> Result<(), Error> {
@@ -164,13 +166,18 @@ impl Executor for Gpu<'_> {
         if !self.operations.is_multiple_of(3) {
             return;
         }
-        let g = self.cache.geometry().clone();
+        let g = self.cache.shape().first().clone();
         let mut slots = vec![false; g.unpacked_slots() as usize];
         let per_page = g.layout.blocks_per_page();
-        let mut blocks: Vec<Vec<bool>> =
-            g.slab_pages.iter().map(|pages| vec![false; (pages * per_page) as usize]).collect();
+        let mut blocks: Vec<Vec<bool>> = self
+            .cache
+            .planner()
+            .slab_pages(0)
+            .iter()
+            .map(|pages| vec![false; (pages * per_page) as usize])
+            .collect();
         for id in self.cache.planner().sequences() {
-            let view = self.cache.planner().view(id).unwrap();
+            let view = self.cache.planner().view(0, id).unwrap();
             view.sinks.iter().chain(&view.window).for_each(|slot| slots[slot.index() as usize] = true);
             view.blocks.iter().for_each(|(slab, block)| blocks[*slab as usize][*block as usize] = true);
         }
@@ -186,12 +193,12 @@ impl Executor for Gpu<'_> {
         // In the order of `KvCache::buffers`: slabs by layer, rings by layer.
         let buffers = self.cache.buffers();
         let mut buffers = buffers.into_iter();
-        for _ in 0..g.layers {
+        for _ in &g.layers {
             for used in blocks.iter().filter(|used| !used.is_empty()) {
                 fill(buffers.next().unwrap(), used, u64::from(g.layout.block_words()) * 4, 0);
             }
         }
-        for ring in buffers.take(g.layers as usize) {
+        for ring in buffers.take(g.layers.len()) {
             let (token, all) = (u64::from(g.token_words()) * 4, u64::from(g.unpacked_slots()));
             fill(ring, &slots, token, 0);
             fill(ring, &slots, token, all);
@@ -199,9 +206,10 @@ impl Executor for Gpu<'_> {
     }
 }
 
-/// Runs random programs on one cache: pipelines are built once. A program that fails is shrunk and printed; put it into [`regressions`].
+/// Runs random programs on one cache: pipelines are built once. A program that fails is shrunk and printed;
+/// put it into [`regressions`].
 fn run_programs(config: CacheConfig, pages_per_slab: u64, cases: u32) {
-    let page = Geometry::new(&config, 128 << 20).unwrap().layout.page_words() * 4;
+    let page = Shape::new(&config).unwrap().layout.page_words() * 4;
     let config = config.with_max_slab_bytes(page * pages_per_slab);
     let (device, queue) = device();
     let options = KvCacheOptions::default().with_kernels(kernels());

@@ -32,7 +32,7 @@ fn run(key_bits: Bits, value_bits: Bits, sinks: u32, pair_of: impl Fn(&CacheConf
                 v: data.v[done * row..(done + n) * row].to_vec(),
                 q: q.to_vec(),
             };
-            let step = SequenceStep { sequence: s, append: n as u32, attend: queries as u32 };
+            let step = SequenceStep::new(s, n as u32, queries as u32);
             pair.step_with(&[step], &[tensors]);
             done += n;
         }

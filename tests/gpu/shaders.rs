@@ -1,35 +1,35 @@
 //! Shaders: valid on their own, within WebGPU's limits, and in step with the host's structs.
 
-use kivi_wgpu::gpu::{IoParams, Pass, PassParams, ViewParams};
-use kivi_wgpu::{Bits, CacheConfig, Dtype, Geometry, TensorFormat, Variant, ZeroPoint};
+use kivi_wgpu::internals::gpu::{IoParams, Pass, PassParams, ViewParams};
+use kivi_wgpu::{Bits, CacheConfig, Dtype, Shape, TensorFormat, Variant, ZeroPoint};
 use std::collections::BTreeSet;
 use std::mem::{offset_of, size_of};
 
-fn geometries() -> Vec<Geometry> {
+fn shapes() -> Vec<Shape> {
     let mut out = Vec::new();
     for head_dim in [8, 24, 64, 72, 80, 96, 128, 136, 256, 264, 512] {
         for (query_heads, kv_heads) in [(1, 1), (7, 1), (8, 2), (16, 1)] {
-            for bits in Bits::ALL {
+            for &bits in Bits::ALL {
                 let config = CacheConfig::new(1, query_heads, kv_heads, head_dim)
                     .with_bits(bits, bits)
                     .with_group_size(if bits == Bits::Four { 16 } else { 32 })
                     .with_window_format(if bits == Bits::Two { Dtype::F16 } else { Dtype::F32 })
                     .with_zero_point(if bits == Bits::Two { ZeroPoint::Min } else { ZeroPoint::Rounded });
-                out.push(Geometry::new(&config, 128 << 20).unwrap());
+                out.push(Shape::new(&config).unwrap());
                 if bits.is_quantized() {
                     let rotated = TensorFormat::new(bits).with_rotation().with_clipping();
                     let rotated =
                         config.clone().with_formats(TensorFormat::new(bits).with_clipping(), rotated);
                     for value_group in [16, head_dim] {
                         let config = rotated.clone().with_group_size(128).with_value_group_size(value_group);
-                        out.push(Geometry::new(&config, 128 << 20).unwrap());
+                        out.push(Shape::new(&config).unwrap());
                     }
                 }
                 if bits == Bits::Two {
                     // As many parameters as a block can have.
                     let many = config.clone().with_group_size(128).with_value_group_size(16);
-                    out.push(Geometry::new(&many, 128 << 20).unwrap());
-                    out.push(Geometry::new(&config.with_group_size(128), 128 << 20).unwrap());
+                    out.push(Shape::new(&many).unwrap());
+                    out.push(Shape::new(&config.with_group_size(128)).unwrap());
                 }
             }
         }
@@ -37,7 +37,7 @@ fn geometries() -> Vec<Geometry> {
     out
 }
 
-fn parse(pass: Pass, g: &Geometry, variant: Variant) -> naga::Module {
+fn parse(pass: Pass, g: &Shape, variant: Variant) -> naga::Module {
     let source = pass.source(g, variant);
     naga::front::wgsl::parse_str(source.text()).unwrap_or_else(|error| {
         let line = error.location(source.text()).map_or(1, |l| l.line_number);
@@ -46,7 +46,8 @@ fn parse(pass: Pass, g: &Geometry, variant: Variant) -> naga::Module {
     })
 }
 
-/// What naga must allow for a variant: what WebGPU has without optional features, and what the variant's features add.
+/// What naga must allow for a variant: what WebGPU has without optional features, and what the variant's
+/// features add.
 fn capabilities(variant: Variant) -> naga::valid::Capabilities {
     use naga::valid::Capabilities;
     let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
@@ -59,7 +60,7 @@ fn capabilities(variant: Variant) -> naga::valid::Capabilities {
 #[test]
 fn every_shader_is_valid_with_its_variants_features_and_within_default_limits() {
     let mut checked = vec![0; Variant::ALL.len()];
-    for g in geometries() {
+    for g in shapes() {
         for (variant, checked) in Variant::ALL.iter().copied().zip(&mut checked) {
             if variant.supports(&g).is_err() {
                 continue;
@@ -122,14 +123,23 @@ fn constants(text: &str) -> [BTreeSet<String>; 2] {
     [used, defined]
 }
 
-/// The constants that the head of a shader declares.
-fn declared(text: &str) -> BTreeSet<String> {
+/// What the head of a shader declares of a kind.
+fn declared(text: &str, kind: &str) -> BTreeSet<String> {
     let head =
         text.lines().take_while(|line| line.starts_with("//")).map(|line| line.trim_start_matches('/'));
     let head = head.map(str::trim).collect::<Vec<_>>().join(" ");
-    let list = head.split_once("Constants: ").map_or("", |(_, list)| list);
+    let list = head.split_once(kind).map_or("", |(_, list)| list);
     let list = list.split_once('.').map_or("", |(list, _)| list);
     list.split(", ").filter(|name| !name.is_empty()).map(str::to_string).collect()
+}
+
+/// The constant that comes with a record: its words.
+fn words_of(record: &str) -> String {
+    let letters = record.chars().enumerate().flat_map(|(at, c)| {
+        let gap = (c.is_ascii_uppercase() && at > 0).then_some('_');
+        gap.into_iter().chain([c.to_ascii_uppercase()])
+    });
+    letters.collect::<String>() + "_WORDS"
 }
 
 /// A prelude has what the heads of its files name. So they name what the files read, and nothing else.
@@ -149,8 +159,16 @@ fn the_heads_of_shaders_name_the_constants_that_they_read() {
         files.iter().flat_map(|(_, text)| constants(text)[1].clone()).collect();
     for (path, text) in &files {
         let [used, _] = constants(text);
+        let records = declared(text, "Records: ");
+        let of_records = records.iter().map(|record| words_of(record)).collect();
         let read: BTreeSet<String> = used.difference(&everywhere).cloned().collect();
-        assert_eq!(declared(text), read, "{path} should say: Constants: {read:?}");
+        let read: BTreeSet<String> = read.difference(&of_records).cloned().collect();
+        assert_eq!(declared(text, "Constants: "), read, "{path} should say: Constants: {read:?}");
+        let code: String = text.lines().filter(|line| !line.starts_with("//")).collect();
+        for record in records {
+            let reader = words_of(&record).to_lowercase().replace("_words", "_at(");
+            assert!(code.contains(&record) || code.contains(&reader), "{path} reads no {record}");
+        }
     }
 }
 
@@ -158,7 +176,7 @@ fn the_heads_of_shaders_name_the_constants_that_they_read() {
 #[test]
 fn every_kernel_has_a_twin() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    for g in geometries().iter().step_by(9) {
+    for g in shapes().iter().step_by(9) {
         for &variant in Variant::ALL.iter().filter(|variant| variant.supports(g).is_ok()) {
             for pass in Pass::all(g) {
                 let twin = pass.twin(g, variant);
@@ -239,7 +257,7 @@ fn members(module: &naga::Module, name: &str) -> (Vec<(String, u32)>, u32) {
 
 #[test]
 fn host_structs_match_the_shaders() {
-    let g = &geometries()[0];
+    let g = &shapes()[0];
     macro_rules! check {
         ($module:expr, $shader:literal, $host:ty, $($field:ident),*) => {
             let expected = vec![$((stringify!($field).to_string(), offset_of!($host, $field) as u32)),*];
@@ -272,18 +290,16 @@ fn documented() -> Vec<String> {
 
 #[test]
 fn the_readme_lists_every_binding() {
-    let g = geometries()
-        .into_iter()
-        .find(|g| g.layout.head_dim == 64 && g.layout.keys.bits == Bits::Two)
-        .unwrap();
+    let g =
+        shapes().into_iter().find(|g| g.layout.head_dim == 64 && g.layout.keys.bits == Bits::Two).unwrap();
     let mut actual: Vec<String> = Vec::new();
     // What is rotated has passes of its own.
     let config = CacheConfig::new(1, 1, 1, 64);
     let rotated =
         config.clone().with_formats(config.format.keys.with_rotation(), config.format.values.with_rotation());
-    let rotated = Geometry::new(&rotated, 128 << 20).unwrap();
-    let geometries = Variant::ALL.iter().map(|v| (*v, &g)).chain([(Variant::Portable, &rotated)]);
-    for (variant, g) in geometries {
+    let rotated = Shape::new(&rotated).unwrap();
+    let shapes = Variant::ALL.iter().map(|v| (*v, &g)).chain([(Variant::Portable, &rotated)]);
+    for (variant, g) in shapes {
         variant.supports(g).unwrap();
         let small = |p: &Pass| !matches!(p, Pass::DecodePacked(r) | Pass::DecodeUnpacked(r) | Pass::Merge(r) if *r > 1);
         for pass in Pass::all(g).into_iter().filter(small) {

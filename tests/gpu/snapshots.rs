@@ -1,4 +1,5 @@
-//! Saved sequences: the oracle's bytes on every adapter, and what follows a load is what would have followed without.
+//! Saved sequences: the oracle's bytes on every adapter, and what follows a load is what would have followed
+//! without.
 
 #[path = "../golden/files.rs"]
 mod goldens;

@@ -38,11 +38,11 @@ fn a_dropped_step_changes_nothing_even_if_its_encoder_is_submitted() {
     let mut pair = Pair::new(&config());
     let s = pair.create_sequence();
     for n in [100, 31, 7, 100, 1] {
-        let dropped = [SequenceStep { sequence: s, append: n, attend: n.min(4) }];
+        let dropped = [SequenceStep::new(s, n, n.min(4))];
         let tensors = pair.tensors(&dropped);
         submit(|encoder| record_and_drop(&mut pair.gpu, encoder, &dropped, &tensors));
         pair.check_state(s);
-        pair.step(&[SequenceStep { sequence: s, append: 1 + n / 2, attend: 1 }]);
+        pair.step(&[SequenceStep::new(s, 1 + n / 2, 1)]);
         pair.check_state(s);
     }
 }
@@ -67,7 +67,7 @@ fn discarded_steps_leave_no_trace() {
         }
         pair.cpu = before;
         pair.check_state(s);
-        pair.step(&[SequenceStep { sequence: s, append: n, attend: 2.min(n) }]);
+        pair.step(&[SequenceStep::new(s, n, 2.min(n))]);
     }
 }
 
@@ -94,8 +94,8 @@ fn two_steps_in_one_submit_equal_two_submits() {
     let mut two = Pair::new(&config());
     let (a, b) = (one.create_sequence(), two.create_sequence());
     for (n, m) in [(50, 50), (100, 100), (1, 64), (100, 3)] {
-        let first = [SequenceStep { sequence: a, append: n, attend: 1 }];
-        let second = [SequenceStep { sequence: a, append: m, attend: 1 }];
+        let first = [SequenceStep::new(a, n, 1)];
+        let second = [SequenceStep::new(a, m, 1)];
         let tensors = [one.tensors(&first), one.tensors(&second)];
         let mut outputs = Vec::new();
         submit(|encoder| {
@@ -104,7 +104,7 @@ fn two_steps_in_one_submit_equal_two_submits() {
         });
         let mut expected = Vec::new();
         for (n, tensors) in [n, m].into_iter().zip(&tensors) {
-            let step = [SequenceStep { sequence: b, append: n, attend: 1 }];
+            let step = [SequenceStep::new(b, n, 1)];
             expected.extend(two.step_with(&step, tensors));
         }
         let outputs: Vec<_> = outputs.iter().map(|o| decode(&read_buffer(o), Dtype::F32)).collect();
@@ -186,7 +186,7 @@ fn layers_that_share_keys_and_values_attend_without_appending() {
     pair.fill(s, 150);
     // The same queries again after the layers were recorded and packed: the same output, bit for bit.
     for n in [1, 8, 70] {
-        let steps = [SequenceStep { sequence: s, append: n, attend: n.min(8) }];
+        let steps = [SequenceStep::new(s, n, n.min(8))];
         let tensors = pair.tensors(&steps);
         let t = &tensors[0];
         let [k, v, q] = [&t.k, &t.v, &t.q].map(|x| storage_buffer(bytemuck::cast_slice(x)));
@@ -215,7 +215,7 @@ fn layers_that_share_keys_and_values_attend_without_appending() {
 #[test]
 fn any_layout_of_the_hosts_tensors() {
     let config = CacheConfig::new(1, 4, 2, 64).with_residual_window(32);
-    for dtype in Dtype::ALL {
+    for &dtype in Dtype::ALL {
         for fused in [false, true] {
             let mut pair = Pair::new(&config);
             pair.input = dtype;
@@ -225,7 +225,8 @@ fn any_layout_of_the_hosts_tensors() {
             let steps = [SequenceStep::extend(s, n)];
             let t = pair.tensors(&steps).remove(0);
             let n = n as usize;
-            // (tensor, heads, element offset, token stride, head stride) in one buffer of 8 heads of 64 per token, after 24 elements.
+            // (tensor, heads, element offset, token stride, head stride) in one buffer of 8 heads of 64 per
+            // token, after 24 elements.
             let place = |head: usize| 24 + if fused { head * 64 } else { head * n * 64 };
             let (token, head) = if fused { (8 * 64, 64) } else { (64, n * 64) };
             let mut host = vec![0.0; 24 + 8 * 64 * n];
@@ -345,9 +346,9 @@ fn reported_bytes_are_the_buffers_bytes() {
         let config = CacheConfig::new(layers, 4, 2, 80).with_max_step(max_step).with_capacity(tokens);
         let gpu = crate::support::new_cache(&device().0, &device().1, &config).unwrap();
         let memory = gpu.memory();
-        let uploads = 3 * gpu.geometry().plan_bytes();
+        let uploads = crate::support::upload_bytes(&gpu);
         assert_eq!(memory.total(), uploads + gpu.buffers().iter().map(|b| b.size()).sum::<u64>());
-        let predicted = kivi_wgpu::format::cache_bytes(&config, tokens).unwrap();
+        let predicted = kivi_wgpu::cache_bytes(&config, tokens).unwrap();
         assert_eq!(memory.total(), predicted.allocated());
     }
 }

@@ -28,7 +28,8 @@ pub fn kernels() -> &'static Kernels {
 /// Only the words are tried out; caches on the device of all tests share kernels.
 pub fn options_on(device: &wgpu::Device) -> KvCacheOptions<'static> {
     let options = KvCacheOptions::default().with_self_test(SelfTest::Words);
-    if *device == self::device().0 { options.with_kernels(kernels()) } else { options }
+    // wgpu takes the first devices of two instances for equal.
+    if std::ptr::eq(device, &self::device().0) { options.with_kernels(kernels()) } else { options }
 }
 
 /// The same with the kernels of a variant.
@@ -38,10 +39,17 @@ pub fn new_cache_of(config: &CacheConfig, variant: Variant) -> Result<KvCache, E
     KvCache::with_options_blocking(device, queue, config, &options)
 }
 
+/// Bytes of the upload buffers of a cache that has no step on its way: three for each plan buffer.
+pub fn upload_bytes(cache: &KvCache) -> u64 {
+    let plans = cache.buffers().into_iter().filter(|b| b.usage().contains(wgpu::BufferUsages::UNIFORM));
+    plans.map(|plan| 3 * plan.size()).sum()
+}
+
 /// A word that is NaN as f32, as two f16 and as two bf16.
 pub const POISON: u32 = 0x7fff_7fff;
 
-/// The device of all tests: WebGPU's default limits, and the adapter's share of the features that variants of the kernels use.
+/// The device of all tests: WebGPU's default limits, and the adapter's share of the features that variants of
+/// the kernels use.
 pub fn device() -> &'static (wgpu::Device, wgpu::Queue) {
     static DEVICE: OnceLock<(wgpu::Device, wgpu::Queue)> = OnceLock::new();
     DEVICE.get_or_init(|| {
@@ -72,7 +80,7 @@ pub fn device_with(features: wgpu::Features, limits: wgpu::Limits) -> (wgpu::Dev
     })
 }
 
-async fn adapter() -> wgpu::Adapter {
+pub async fn adapter() -> wgpu::Adapter {
     let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
     adapters::choose(&instance, None).await.unwrap_or_else(|error| panic!("{error}"))
 }
@@ -83,7 +91,8 @@ pub fn skipped(variant: Variant, needed: &str) {
     let _ = writeln!(std::io::stderr(), "skipped in {test}: {variant:?} kernels need {needed}");
 }
 
-/// Whether a device may lack this variant: portable kernels run on all, and what the others miss depends on the adapter.
+/// Whether a device may lack this variant: portable kernels run on all, and what the others miss depends on
+/// the adapter.
 pub fn may_be_missing(variant: Variant) -> bool {
     variant == Variant::Subgroups || !variant.runs_on(device().0.adapter_info().backend)
 }
@@ -242,8 +251,8 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Both caches empty, and every cell of the GPU's poisoned with NaN. The kernels are the portable ones, or those that `KIVI_VARIANT` names where
-    /// they can run.
+    /// Both caches empty, and every cell of the GPU's poisoned with NaN. The kernels are the portable ones,
+    /// or those that `KIVI_VARIANT` names where they can run.
     pub fn new(config: &CacheConfig) -> Pair {
         let wanted = std::env::var("KIVI_VARIANT").ok();
         let named = |v: &&Variant| Some(format!("{v:?}").to_lowercase()) == wanted;
@@ -264,7 +273,7 @@ impl Pair {
         // The same slabs as the GPU's, so that both run one plan.
         let cpu = CpuCache::with_id(config, gpu.id()).unwrap();
         for layer in 0..cpu.layers() {
-            assert_eq!(gpu.geometry_of(layer), cpu.geometry_of(layer));
+            assert_eq!(gpu.shape_of(layer), cpu.shape_of(layer));
         }
         Ok(Pair {
             gpu,
@@ -289,7 +298,7 @@ impl Pair {
 
     /// Random inputs for every layer of a step.
     pub fn tensors(&mut self, steps: &[SequenceStep]) -> Vec<Tensors> {
-        let g = self.cpu.geometry().clone();
+        let g = self.cpu.shape().first().clone();
         let tokens: u32 = steps.iter().map(|s| s.append).sum();
         let queries: u32 = steps.iter().map(|s| s.attend).sum();
         let kv = (tokens * g.layout.kv_heads * g.layout.head_dim) as usize;
@@ -340,7 +349,8 @@ impl Pair {
         outputs
     }
 
-    /// Records a step for the GPU and runs it on the oracle; returns the output buffers and the oracle's outputs.
+    /// Records a step for the GPU and runs it on the oracle; returns the output buffers and the oracle's
+    /// outputs.
     pub fn record(
         &mut self,
         encoder: &mut wgpu::CommandEncoder,
@@ -358,13 +368,15 @@ impl Pair {
             let out = poisoned_buffer(t.q.len() * self.output.bytes() as usize);
             let lse = poisoned_buffer(t.q.len() * 4);
             let view = |b| TensorView::new(b, self.input);
-            let io = LayerIo {
-                k: (!t.k.is_empty()).then(|| view(&buffers[0])),
-                v: (!t.v.is_empty()).then(|| view(&buffers[1])),
-                q: (!t.q.is_empty()).then(|| view(&buffers[2])),
-                out: (!t.q.is_empty()).then(|| TensorView::new(&out, self.output)),
-                sink_logits: (!self.sink_logits.is_empty()).then(|| TensorView::new(&sinks, Dtype::F32)),
-                lse: (!t.q.is_empty()).then_some(TensorView::new(&lse, Dtype::F32)),
+            let io = {
+                let mut io = LayerIo::default();
+                io.k = (!t.k.is_empty()).then(|| view(&buffers[0]));
+                io.v = (!t.v.is_empty()).then(|| view(&buffers[1]));
+                io.q = (!t.q.is_empty()).then(|| view(&buffers[2]));
+                io.out = (!t.q.is_empty()).then(|| TensorView::new(&out, self.output));
+                io.sink_logits = (!self.sink_logits.is_empty()).then(|| TensorView::new(&sinks, Dtype::F32));
+                io.lse = (!t.q.is_empty()).then_some(TensorView::new(&lse, Dtype::F32));
+                io
             };
             bindings.push(self.gpu.bind(&io).unwrap());
             outputs.push(out);
@@ -387,7 +399,7 @@ impl Pair {
     /// The bound on attention: per row, ‖out − ref‖ / ‖ref‖ ≤ 1e-5 + 4·2⁻²⁴·max Σ|q·k| of a token, scaled (+
     /// `noise`); for 16-bit outputs each element within one ulp of the rounded result besides.
     pub fn check(&self, layer: usize, out: &[f32], expected: &AttentionOutput) {
-        let head_dim = self.cpu.geometry().layout.head_dim as usize;
+        let head_dim = self.cpu.shape().first().layout.head_dim as usize;
         for (row, (reference, magnitude)) in
             expected.out.chunks(head_dim).zip(&expected.magnitude).enumerate()
         {
@@ -434,7 +446,7 @@ impl Pair {
             assert_eq!(gpu.lengths, cpu.lengths);
             let differs = gpu.blocks.iter().zip(&cpu.blocks).position(|(a, b)| a != b);
             if let Some(at) = differs {
-                let l = &self.cpu.geometry_of(layer).unwrap().layout;
+                let l = &self.cpu.shape_of(layer).unwrap().layout;
                 panic!(
                     "layer {layer}: block {} head {} word {}: {:#x}, oracle {:#x}",
                     at / l.block_words() as usize,
@@ -482,7 +494,7 @@ impl Pair {
     pub fn fill(&mut self, sequence: SequenceId, tokens: u32) {
         let mut left = tokens;
         while left > 0 {
-            let n = left.min(self.cpu.geometry().max_step);
+            let n = left.min(self.cpu.shape().first().max_step);
             self.step(&[SequenceStep::append(sequence, n)]);
             left -= n;
         }

@@ -114,16 +114,18 @@ impl Case {
             })
             .collect();
         let mut encoder = device().0.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-        let steps = [SequenceStep { sequence: self.sequence, append: append as u32, attend: queries as u32 }];
+        let steps = [SequenceStep::new(self.sequence, append as u32, queries as u32)];
         let mut step = self.cache.begin_step(&mut encoder, &steps).unwrap();
         for (layer, (out, lse)) in (0..).zip(&outputs) {
-            let io = LayerIo {
-                k: (append > 0).then(|| view(&k)),
-                v: (append > 0).then(|| view(&v)),
-                q: (queries > 0).then(|| view(&q_buffer)),
-                out: (queries > 0).then(|| view(out)),
-                sink_logits: sinks.map(|_| view(&sink_buffer)),
-                lse: (queries > 0).then(|| view(lse)),
+            let io = {
+                let mut io = LayerIo::default();
+                io.k = (append > 0).then(|| view(&k));
+                io.v = (append > 0).then(|| view(&v));
+                io.q = (queries > 0).then(|| view(&q_buffer));
+                io.out = (queries > 0).then(|| view(out));
+                io.sink_logits = sinks.map(|_| view(&sink_buffer));
+                io.lse = (queries > 0).then(|| view(lse));
+                io
             };
             let binding = step.bind(&io).unwrap();
             step.layer(&mut encoder, layer, &binding).unwrap();
@@ -171,7 +173,12 @@ fn cases(attention: &[LayerAttention], sinks: u32, run: impl Fn(&mut Case)) {
 }
 
 fn layer(sliding_window: Option<u32>, soft_cap: Option<f32>) -> LayerAttention {
-    LayerAttention { sliding_window, soft_cap, ..LayerAttention::default() }
+    {
+        let mut attention = LayerAttention::default();
+        attention.sliding_window = sliding_window;
+        attention.soft_cap = soft_cap;
+        attention
+    }
 }
 
 /// Steps of one token, of a few and of many, over one page of history and over several.

@@ -1,25 +1,28 @@
-//! Every variant of the attention kernels that the device can run, against the f64 oracle, each within its own tolerance.
+//! Every variant of the attention kernels that the device can run, against the f64 oracle, each within its
+//! own tolerance.
 
 use crate::support::{Pair, device, full, kernels, may_be_missing, options_on, skipped};
-use kivi_wgpu::gpu::KvCacheOptions;
+use kivi_wgpu::KvCacheOptions;
 use kivi_wgpu::{
-    Bits, CacheConfig, Dtype, Error, Geometry, KvCache, LayerAttention, Preset, SequenceStep, TensorFormat,
+    Bits, CacheConfig, Dtype, Error, KvCache, LayerAttention, Preset, SequenceStep, Shape, TensorFormat,
     Variant, wgpu,
 };
 
-/// Tolerance of [`Variant::IntegerDot`] on standard normal data with outliers among the values, relative to the norm of the output row; on average a
-/// tenth of it.
+/// Tolerance of [`Variant::IntegerDot`] on standard normal data with outliers among the values, relative to
+/// the norm of the output row; on average a tenth of it.
 const INTEGER_DOT_NOISE: f64 = 0.3;
 
-/// A pair for each variant but the portable one, which the other tests use; those that the device lacks are named on stderr.
+/// A pair for each variant but the portable one, which the other tests use; those that the device lacks are
+/// named on stderr.
 fn pairs(config: &CacheConfig) -> Vec<Pair> {
-    let g = Geometry::new(config, 128 << 20).unwrap();
+    let g = Shape::new(config).unwrap();
     let others = Variant::ALL.iter().copied().filter(|v| *v != Variant::Portable && v.supports(&g).is_ok());
     others
         .filter_map(|variant| match Pair::with_variant(config, variant) {
             Ok(mut pair) => {
                 if variant == Variant::IntegerDot {
-                    // Standard normal keys and queries: rounding queries to 8 bits moves each logit by about 0.02.
+                    // Standard normal keys and queries: rounding queries to 8 bits moves each logit by about
+                    // 0.02.
                     (pair.key_outlier, pair.noise) = (1.0, INTEGER_DOT_NOISE);
                 }
                 Some(pair)
@@ -33,7 +36,8 @@ fn pairs(config: &CacheConfig) -> Vec<Pair> {
         .collect()
 }
 
-/// One new token, a few if `full`, then a chunk. Each kind has kernels of its own, which take seconds to compile on a software adapter.
+/// One new token, a few if `full`, then a chunk. Each kind has kernels of its own, which take seconds to
+/// compile on a software adapter.
 fn decode_and_extend(config: &CacheConfig, tokens: u32, prepare: impl Fn(&mut Pair)) {
     for mut pair in pairs(config) {
         prepare(&mut pair);
@@ -98,8 +102,8 @@ fn compact_parameters() {
 #[test]
 fn every_width_and_group() {
     for (i, head_dim) in [64, 128].into_iter().enumerate() {
-        for (j, key_bits) in Bits::ALL.into_iter().enumerate() {
-            for (k, value_bits) in Bits::ALL.into_iter().enumerate() {
+        for (j, key_bits) in Bits::ALL.iter().copied().enumerate() {
+            for (k, value_bits) in Bits::ALL.iter().copied().enumerate() {
                 if !full() && (i + j + k) % Bits::ALL.len() != 0 {
                     continue;
                 }
@@ -129,15 +133,21 @@ fn every_head_ratio() {
 
 #[test]
 fn every_input_and_layout() {
-    for input in Dtype::ALL {
+    for &input in Dtype::ALL {
         decode_and_extend(&CacheConfig::new(1, 4, 1, 64), 300, |pair| pair.input = input);
     }
 }
 
 #[test]
 fn sliding_windows_soft_caps_and_sinks() {
-    let attention = [(None, None), (Some(1), Some(5.0)), (Some(100), None), (Some(301), Some(0.3))]
-        .map(|(sliding_window, soft_cap)| LayerAttention { sliding_window, soft_cap, ..Default::default() });
+    let attention = [(None, None), (Some(1), Some(5.0)), (Some(100), None), (Some(301), Some(0.3))].map(
+        |(sliding_window, soft_cap)| {
+            let mut attention = LayerAttention::default();
+            attention.sliding_window = sliding_window;
+            attention.soft_cap = soft_cap;
+            attention
+        },
+    );
     let config = CacheConfig::new(4, 8, 2, 128).with_layer_attention(attention.to_vec());
     decode_and_extend(&config.with_residual_window(40), 650, |pair| {
         pair.sink_logits = vec![0.5, -3.0, 2.0, 30.0, 0.0, 1.0, -200.0, 4.0];
@@ -167,7 +177,8 @@ fn thousands_of_decode_steps() {
     }
 }
 
-/// Row b of a batch equals b alone to the bit, with pages elsewhere and a scratch that holds one head at a time.
+/// Row b of a batch equals b alone to the bit, with pages elsewhere and a scratch that holds one head at a
+/// time.
 #[test]
 fn batches_do_not_change_a_bit() {
     let base = CacheConfig::new(1, 8, 2, 128).with_max_sequences(2).with_max_batch_tokens(600);
@@ -199,9 +210,9 @@ fn batches_do_not_change_a_bit() {
 fn the_self_test_passes() {
     let shape = |query_heads, kv_heads, head_dim| CacheConfig::new(1, query_heads, kv_heads, head_dim);
     let two = TensorFormat::new(Bits::Two);
-    let capped = LayerAttention { sliding_window: Some(1), soft_cap: Some(1e-3), ..Default::default() };
+    let capped = LayerAttention::default().with_sliding_window(1).with_soft_cap(1e-3);
     let mut configs: Vec<CacheConfig> =
-        Preset::ALL.map(|preset| shape(4, 2, 64).with_preset(preset).with_max_step(1)).to_vec();
+        Preset::ALL.iter().map(|preset| shape(4, 2, 64).with_preset(*preset).with_max_step(1)).collect();
     configs.extend([
         // Steps of one token without a window, the least that a plan must hold.
         shape(1, 1, 8).with_residual_window(0).with_max_step(1).with_capacity(1).with_group_size(128),
@@ -219,7 +230,7 @@ fn the_self_test_passes() {
     ]);
     let (device, queue) = device();
     for (i, config) in configs.into_iter().enumerate() {
-        let g = Geometry::new(&config, 128 << 20).unwrap();
+        let g = Shape::new(&config).unwrap();
         // Kernels take a software adapter long to build: other variants with every format once.
         let all = full() || i < Preset::ALL.len();
         let variants = Variant::ALL.iter().copied().filter(|v| *v == Variant::Portable || all);

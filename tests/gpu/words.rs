@@ -36,7 +36,7 @@ fn every_head_dim() {
 fn every_group_size_and_width() {
     for (i, group) in [16, 32, 64, 128].into_iter().enumerate() {
         for (j, (key_bits, value_bits)) in
-            Bits::ALL.into_iter().flat_map(|k| Bits::ALL.map(|v| (k, v))).enumerate()
+            Bits::ALL.iter().copied().flat_map(|k| Bits::ALL.iter().map(move |v| (k, *v))).enumerate()
         {
             // Every width of each with every group; every pair of widths.
             if !full() && !(i + j / Bits::ALL.len() + j).is_multiple_of(2) {
@@ -56,9 +56,9 @@ fn every_value_group() {
 
 #[test]
 fn every_dtype_and_zero_point() {
-    for window in Dtype::ALL {
+    for &window in Dtype::ALL {
         for zero in [ZeroPoint::Min, ZeroPoint::Rounded] {
-            for input in Dtype::ALL {
+            for &input in Dtype::ALL {
                 check(config(64).with_window_format(window).with_zero_point(zero).with_sink_tokens(5), input);
             }
         }
@@ -85,8 +85,8 @@ fn difficult(random: &mut Random) -> f32 {
 
 #[test]
 fn difficult_values() {
-    for window in Dtype::ALL {
-        for bits in Bits::ALL {
+    for &window in Dtype::ALL {
+        for &bits in Bits::ALL {
             for zero in [ZeroPoint::Min, ZeroPoint::Rounded] {
                 for clipping in [false, true] {
                     let format = TensorFormat::new(bits).with_zero_point(zero);
@@ -130,14 +130,15 @@ fn rotated_values() {
     {
         let format = TensorFormat::new(bits).with_rotation();
         check(config(head_dim).with_formats(TensorFormat::new(Bits::Two), format), Dtype::F32);
-        for window in Dtype::ALL {
+        for &window in Dtype::ALL {
             let config = config(head_dim).with_window_format(window).with_value_group_size(head_dim);
             check_difficult(&config.with_formats(TensorFormat::new(bits), format.with_clipping()));
         }
     }
 }
 
-/// Rotated keys, and values that are rotated and quantized per channel: rows are rotated in a pass of their own.
+/// Rotated keys, and values that are rotated and quantized per channel: rows are rotated in a pass of their
+/// own.
 #[test]
 fn rows_rotated_apart() {
     for (i, head_dim) in [8, 24, 64, 80, 128, 512].into_iter().enumerate() {
@@ -149,7 +150,7 @@ fn rows_rotated_apart() {
         let per_token = format.with_axis(Axis::PerToken).with_clipping();
         check(config(head_dim).with_formats(per_token, format), Dtype::F16);
     }
-    for window in Dtype::ALL {
+    for &window in Dtype::ALL {
         let format = TensorFormat::new(Bits::Three).with_rotation().with_compact_parameters();
         let config = config(64).with_window_format(window);
         check_difficult(&config.with_formats(format.with_clipping(), format.with_axis(Axis::PerChannel)));
@@ -206,7 +207,7 @@ fn every_clipped_group() {
 /// Both axes of both tensors, every width, with compact parameters or not.
 #[test]
 fn every_axis_and_compact_parameters() {
-    for (i, bits) in Bits::QUANTIZED.into_iter().enumerate() {
+    for (i, bits) in Bits::QUANTIZED.iter().copied().enumerate() {
         for (j, (keys, values)) in AXES.into_iter().enumerate() {
             let format = |axis, compact| {
                 let format = TensorFormat::new(bits).with_axis(axis);
@@ -223,8 +224,8 @@ fn every_axis_and_compact_parameters() {
 
 #[test]
 fn difficult_values_with_compact_parameters() {
-    for window in Dtype::ALL {
-        for (bits, (keys, values)) in Bits::QUANTIZED.into_iter().zip(AXES) {
+    for &window in Dtype::ALL {
+        for (bits, (keys, values)) in Bits::QUANTIZED.iter().copied().zip(AXES) {
             let compact = |axis| TensorFormat::new(bits).with_axis(axis).with_compact_parameters();
             let config = config(96).with_window_format(window);
             check_difficult(&config.clone().with_formats(compact(keys), compact(values)));

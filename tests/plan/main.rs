@@ -1,13 +1,15 @@
-//! The plan alone, against the naive model: random programs of operations on sequences whose tokens are only names.
+//! The plan alone, against the naive model: random programs of operations on sequences whose tokens are only
+//! names.
 
 mod names;
+mod recorder;
 #[path = "../reference/mod.rs"]
 mod reference;
 
-use kivi_wgpu::plan::SequenceStep;
-use kivi_wgpu::{CacheConfig, Error, Geometry, LayerAttention};
+use kivi_wgpu::{CacheConfig, CacheShape, Error, LayerAttention, SequenceStep, Shape};
 use names::Run;
 use proptest::prelude::*;
+use recorder::Recorded;
 use reference::program::{Executor, Machine, Op, Work, program};
 
 fn config() -> impl Strategy<Value = CacheConfig> {
@@ -34,10 +36,11 @@ fn config() -> impl Strategy<Value = CacheConfig> {
             (kv_heads, ratio),
             scratch,
         )| {
-            let sliding = LayerAttention {
-                sliding_window: Some(1 + window * 3 / 2),
-                soft_cap: None,
-                ..Default::default()
+            let sliding = {
+                let mut attention = LayerAttention::default();
+                attention.sliding_window = Some(1 + window * 3 / 2);
+                attention.soft_cap = None;
+                attention
             };
             let base = CacheConfig::new(2, kv_heads * ratio, kv_heads, 16)
                 .with_layer_attention(vec![LayerAttention::default(), sliding])
@@ -50,7 +53,7 @@ fn config() -> impl Strategy<Value = CacheConfig> {
                 .with_max_batch_tokens(3 * max_step)
                 .with_capacity(capacity.0);
             let base = capacity.1.map_or(base.clone(), |most| base.with_max_capacity(most));
-            let page = Geometry::new(&base, 128 << 20).unwrap().layout.page_words() * 4;
+            let page = Shape::new(&base).unwrap().layout.page_words() * 4;
             let base = base.with_max_slab_bytes(page * u64::from(pages));
             let rotated = base.format.values.with_rotation();
             let base =
@@ -71,6 +74,17 @@ proptest! {
         Run::machine(&config).run(&program);
     }
 
+    /// An executor without memory runs them too, with a second class of layers beside the first.
+    #[test]
+    fn programs_run_on_an_executor_that_records(config in config(), program in program(25)) {
+        let mut wide = config.format;
+        (wide.residual_window, wide.sink_tokens, wide.group_size) = (wide.residual_window + 3, 2, 64);
+        wide.history_limit = None;
+        let config = config.with_layer_format([1], wide);
+        let page = CacheShape::new(&config).unwrap().classes.iter().map(|s| s.layout.page_words() * 4).max();
+        Recorded::machine(&config.with_max_slab_bytes(page.unwrap() * 3)).run(&program);
+    }
+
     /// `capacity` tokens fit however they are spread over the sequences.
     #[test]
     fn the_capacity_holds_for_any_spread(config in config(), parts in prop::collection::vec(0u32..2000, 3)) {
@@ -79,14 +93,15 @@ proptest! {
         let mut run = Run::new(&config);
         let mut left = config.capacity;
         for (i, part) in parts.into_iter().take(sequences).enumerate() {
-            let sequence = run.planner.create_sequence().unwrap();
+            let sequence = run.lifecycle.create_sequence().unwrap();
             let mut tokens = if i + 1 == sequences { left } else { part.min(left) };
             left -= tokens;
             while tokens > 0 {
                 let n = tokens.min(config.max_step);
                 let step = SequenceStep::append(sequence, n);
-                let planned = run.planner.plan_step(&[step]).unwrap();
-                run.planner.commit(planned);
+                let mut begun = run.lifecycle.begin_step(&mut false, &[step]).unwrap();
+                (0..config.layers).for_each(|layer| begun.recorded(layer));
+                run.lifecycle.finish_step(begun).unwrap();
                 tokens -= n;
             }
         }
@@ -118,7 +133,8 @@ proptest! {
         prop_assert_eq!(content(&chunked), content(&single));
     }
 
-    /// Speculative decoding: as soon as the length is again the largest that it has been, everything is as without the drafted tokens.
+    /// Speculative decoding: as soon as the length is again the largest that it has been, everything is as
+    /// without the drafted tokens.
     #[test]
     fn rolled_back_tokens_leave_no_trace(config in config(), start in 0u32..500, rounds in prop::collection::vec((1u32..140, 0u32..140), 1..20)) {
         let config = config.with_capacity(6000).with_max_capacity(6000);
@@ -165,13 +181,13 @@ fn a_limited_history_needs_a_limited_pool() {
     let config = CacheConfig::new(1, 1, 1, 64).with_sink_tokens(4).with_max_step(64).with_group_size(32);
     let config = config.with_residual_window(64).with_history_limit(300).with_capacity(1 << 30);
     let mut run = Run::machine(&config);
-    let pages = run.executor.planner.geometry().pages();
+    let pages = run.executor.pages();
     assert!(pages <= 4, "{pages}");
     run.apply(&Op::Create);
     for n in (1..=64).cycle().take(200) {
         run.apply(&Op::Step(vec![(0, n, 1)]));
     }
-    assert_eq!(run.executor.planner.geometry().pages(), pages);
+    assert_eq!(run.executor.pages(), pages);
     let naive = &run.model[0].1;
     assert_eq!(naive.tokens.len(), 6276);
     // The oldest block that is kept has a token within the limit, the one before has none.
@@ -179,7 +195,8 @@ fn a_limited_history_needs_a_limited_pool() {
     assert!(first + 32 > 6276 - 300 && first <= 6276 - 300);
 }
 
-/// Two sequences that share a page, both cut into it, both extended in one step: each copies it while it is still there.
+/// Two sequences that share a page, both cut into it, both extended in one step: each copies it while it is
+/// still there.
 #[test]
 fn a_limited_pool_has_room_for_shared_pages() {
     let config = CacheConfig::new(1, 1, 1, 16).with_group_size(16).with_residual_window(0).with_max_step(50);
@@ -206,7 +223,7 @@ fn the_window_at_every_length() {
     run.apply(&Op::Create);
     for length in 1..=700usize {
         run.apply(&Op::Step(vec![(0, 1, 1)]));
-        let view = run.executor.planner.view(run.model[0].0).unwrap();
+        let view = run.executor.planner().view(0, run.model[0].0).unwrap();
         let after_sinks = length.saturating_sub(4);
         let blocks = if after_sinks >= 160 { (after_sinks - 128) / 32 } else { 0 };
         assert_eq!((view.sinks.len(), view.blocks.len()), (length.min(4), blocks));
@@ -214,13 +231,14 @@ fn the_window_at_every_length() {
     }
 }
 
-/// Many sequences that share a long prompt: plans are as long as if each had pages of its own, and the geometry knows (the executor asserts it).
+/// Many sequences that share a long prompt: plans are as long as if each had pages of its own, and the budget
+/// knows (the executor asserts it).
 #[test]
 fn many_forks_of_a_long_prompt() {
     for slab_pages in [1000, 1] {
         let config = CacheConfig::new(1, 8, 2, 16).with_max_step(400).with_max_sequences(40);
         let config = config.with_residual_window(0).with_group_size(128).with_capacity(30_000);
-        let page = Geometry::new(&config, 128 << 20).unwrap().layout.page_words() * 4;
+        let page = Shape::new(&config).unwrap().layout.page_words() * 4;
         let mut run = Run::machine(&config.with_max_slab_bytes(slab_pages * page));
         run.apply(&Op::Create);
         for _ in 0..70 {
@@ -266,10 +284,10 @@ fn operations_whose_pages_or_rings_are_gone_cannot_be_discarded() {
     // Its pages' slab is gone, and comes back as another; what came after can be undone all the same.
     let (first, mut run) = filled();
     let removed = run.remove(first, Work::Submitted);
-    let (second, _) = (run.planner.sequences().next().unwrap(), run.planner.free_pages());
+    let second = run.planner().sequences().next().unwrap();
     run.remove(second, Work::Submitted);
-    let (shrunk, slabs) = run.planner.shrink_to_fit();
-    assert_eq!(slabs, [0]);
+    let shrunk = run.lifecycle.shrink_to_fit();
+    assert_eq!(run.planner().slab_pages(0), [0]);
     run.discard(shrunk).unwrap();
     too_old(run.discard(removed));
     too_old(run.discard(shrunk));

@@ -1,54 +1,73 @@
-//! An executor of plans on names: memory in which every cell holds a token's name, or nothing that may be read.
+//! An executor of plans on names: memory in which every slot holds a token's name, or nothing that may be
+//! read.
 
 use crate::reference::program::{Executor, Machine, Work};
 use crate::reference::{NaiveSequence, Rules, returned};
-use kivi_wgpu::plan::{
-    Applied, AttendItem, FoldSplit, Planner, Round, SequenceId, SequenceLengths, SequenceStep, Slot, StepPlan,
+use kivi_wgpu::internals::lifecycle::{self, Lifecycle};
+use kivi_wgpu::internals::plan::{
+    NewSlab, Plan, Planner, PoolLimits, PoolSize, Request, SequenceLengths, SequenceView, Slot,
 };
-use kivi_wgpu::{CacheConfig, Error, Geometry, Operation};
+use kivi_wgpu::internals::schedule::{AttendItem, Bounds, Budget, Round, Schedule, Split, TileLimits, Tiles};
+use kivi_wgpu::{
+    CacheConfig, CacheShape, Error, LayerState, Operation, SequenceId, SequenceStep, Shape, UnpackedTokens,
+};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
-/// A third executor: memory in which every cell holds a token's name, or nothing that may be read.
-struct Names {
-    g: Geometry,
-    cells: HashMap<Slot, u64>,
+/// Bytes of a binding.
+const MAX_BINDING: u64 = 128 << 20;
+
+/// Of one class of layers, all of which hold the same.
+#[derive(Debug)]
+pub struct Names {
+    s: Shape,
+    tiles: Tiles,
+    budget: Budget,
+    slab_pages: Vec<u32>,
+    slots: HashMap<Slot, u64>,
     blocks: HashMap<(u32, u32), Vec<u64>>,
+    /// Calls of `grow`. The second of three is refused: then less may still fit, and the next is for that.
+    grown: u32,
 }
 
 impl Names {
-    fn read(&self, slot: Slot) -> u64 {
-        *self.cells.get(&slot).unwrap_or_else(|| panic!("{slot:?} is read and holds no token"))
+    fn token_in(&self, slot: Slot) -> u64 {
+        *self.slots.get(&slot).unwrap_or_else(|| panic!("{slot:?} is read and holds no token"))
     }
 
-    /// Does what the plan says; returns for each (attention class, query, query head) the tokens seen, in order, with their positions.
-    fn run(&mut self, plan: &StepPlan, input: &[u64]) -> BTreeMap<(u32, u32, u32), Vec<(u32, u64)>> {
+    /// Does what the plan says; returns for each (kind of attention, query, query head) the tokens seen, in
+    /// order, with their positions.
+    fn run(&mut self, plan: &Plan, input: &[u64]) -> BTreeMap<(u32, u32, u32), Vec<(u32, u64)>> {
         for write in &plan.writes {
             assert!(write.slot.is_staging() == (write.slot.word() & Slot::STAGING_BIT != 0));
-            let limit = if write.slot.is_staging() { self.g.staging_tokens } else { self.g.unpacked_slots() };
+            let limit = if write.slot.is_staging() { self.s.staging_tokens } else { self.s.unpacked_slots() };
             assert!(write.slot.index() < limit);
-            self.cells.insert(write.slot, input[write.row as usize]);
+            self.slots.insert(write.slot, input[write.row as usize]);
         }
         // What an executor uploads: the work lists, and 256 bytes of parameters per pass.
-        let lists = plan.slots.len() + 2 * plan.writes.len() + 2 * plan.packs.len() + 8 * plan.tiles.len();
-        let attention = 5 * plan.items.len() + 3 * plan.splits.len() + 5 * plan.runs.len();
-        let passes_of = |round: &Round| 2 + round.history.len() + round.fold.len();
+        let schedule = Schedule::new(&self.s, &self.tiles, self.budget.scratch_partials, plan);
+        let lists =
+            plan.slots.len() + 2 * plan.writes.len() + 2 * plan.packs.len() + 8 * schedule.tiles.len();
+        let attention = 5 * schedule.items.len() + 3 * schedule.splits.len() + 5 * schedule.runs.len();
+        let passes_of = |round: &Round| 2 + round.packed.len() + round.prefill.len();
         let copies = 2 * plan.token_copies.len() + 2 * plan.block_copies.len() + 3 * plan.unpacks.len();
-        let unpacks = if self.g.layout.values.rotated { 2 } else { 1 } * plan.unpack_slabs.len();
+        let unpacks = if self.s.layout.values.rotated { 2 } else { 1 } * plan.unpack_slabs.len();
         let slabs = 4 * plan.pack_slabs.len() + plan.copy_slabs.len() + unpacks;
-        let passes = 3 + plan.rounds.iter().map(passes_of).sum::<usize>() + slabs;
+        let passes = 3 + schedule.rounds.iter().map(passes_of).sum::<usize>() + slabs;
         let bytes = 4 * (lists + attention + copies) + 256 * passes;
-        assert!(bytes as u64 <= self.g.plan_bytes(), "{bytes} bytes of plan, {}", self.g.plan_bytes());
+        let most = self.budget.plan_bytes;
+        assert!(bytes as u64 <= most, "{bytes} bytes of plan, {most}");
 
-        let seen = self.attend(plan);
+        let seen = self.attend(plan, &schedule);
         self.copy(plan);
         let mut covered = 0;
         for range in &plan.pack_slabs {
             for pack in &plan.packs[range.items.start as usize..range.items.end as usize] {
                 covered += 1;
-                let slots = &plan.slots[pack.first_slot as usize..][..self.g.layout.group as usize];
-                let tokens = slots.iter().map(|&s| self.read(s)).collect();
-                let pages = self.g.slab_pages(range.slab);
-                assert!(pack.block < pages * self.g.layout.blocks_per_page());
+                let slots = &plan.slots[pack.first_slot as usize..][..self.s.layout.group as usize];
+                let tokens = slots.iter().map(|&s| self.token_in(s)).collect();
+                let pages = self.slab_pages[range.slab as usize];
+                assert!(pack.block < pages * self.s.layout.blocks_per_page());
                 self.blocks.insert((range.slab, pack.block), tokens);
             }
         }
@@ -56,32 +75,32 @@ impl Names {
         for range in &plan.unpack_slabs {
             for item in &plan.unpacks[range.items.start as usize..range.items.end as usize] {
                 let block = &self.blocks[&(range.slab, item.block)];
-                self.cells.insert(item.slot, returned(block, item.token as usize));
+                self.slots.insert(item.slot, returned(block, item.token as usize));
             }
         }
         // The staging buffer is another layer's, then another step's.
-        self.cells.retain(|slot, _| !slot.is_staging());
+        self.slots.retain(|slot, _| !slot.is_staging());
         seen
     }
 
-    fn attend(&self, plan: &StepPlan) -> BTreeMap<(u32, u32, u32), Vec<(u32, u64)>> {
+    fn attend(&self, plan: &Plan, schedule: &Schedule) -> BTreeMap<(u32, u32, u32), Vec<(u32, u64)>> {
         let mut seen = BTreeMap::new();
         let mut tiles = 0;
-        for round in &plan.rounds {
+        for round in &schedule.rounds {
             // In order; rounds for other heads of the same tiles share them.
             assert!(round.tiles.start == tiles || (round.tiles.end == tiles && round.heads.start > 0));
             tiles = round.tiles.end;
             let mut used = HashSet::new();
             for t in round.tiles.clone() {
-                let tile = &plan.tiles[t as usize];
+                let tile = &schedule.tiles[t as usize];
                 assert!((1..=round.row_tile).contains(&tile.rows));
-                let parts = if round.fold.is_empty() {
-                    let parts = self.split_parts(plan, round, t);
+                let parts = if round.prefill.is_empty() {
+                    let parts = self.split_parts(plan, schedule, round, t);
                     assert_eq!(parts.len() as u32, tile.splits);
-                    let history = tile.first_history..tile.first_history + tile.history_splits;
-                    for item in plan.items.iter().enumerate().filter(|(_, item)| item.tile == t) {
+                    let history = tile.first_packed..tile.first_packed + tile.packed_splits;
+                    for item in schedule.items.iter().enumerate().filter(|(_, item)| item.tile == t) {
                         let (at, item) = item;
-                        let is_history = round.history.iter().any(|range| range.items.contains(&(at as u32)));
+                        let is_history = round.packed.iter().any(|range| range.items.contains(&(at as u32)));
                         let split = (item.partial - tile.first_partial) / round.row_tile;
                         assert_eq!(is_history, history.contains(&split), "a merge must know rotated sums");
                     }
@@ -90,19 +109,22 @@ impl Names {
                     }
                     parts.into_values().collect()
                 } else {
-                    self.fold_parts(plan, round, t)
+                    self.prefill_parts(plan, schedule, round, t)
                 };
                 let rows = tile.first_partial..tile.first_partial + tile.splits * round.row_tile;
                 for row in rows {
-                    let cells = (row + 1) * round.heads.len() as u32;
-                    assert!(cells <= self.g.scratch_cells && used.insert(row), "partial rows collide");
+                    let partials = (row + 1) * round.heads.len() as u32;
+                    assert!(
+                        partials <= self.budget.scratch_partials && used.insert(row),
+                        "partial rows collide"
+                    );
                 }
                 assert!(parts.iter().all(|tokens| (1..=256).contains(&tokens.len())));
                 for row in tile.first_row..tile.first_row + tile.rows {
-                    let query = row / self.g.heads_per_group;
+                    let query = row / self.s.heads_per_kv;
                     let position = tile.position + query;
-                    let class = &self.g.attention_classes[round.class as usize];
-                    let oldest = class.sliding_window.map_or(0, |n| (position + 1).saturating_sub(n));
+                    let kind = &self.s.attention[round.attention as usize];
+                    let oldest = kind.sliding_window.map_or(0, |n| (position + 1).saturating_sub(n));
                     let visible: Vec<_> = parts
                         .iter()
                         .flatten()
@@ -110,39 +132,46 @@ impl Names {
                         .filter(|(p, _)| (oldest..=position).contains(p))
                         .collect();
                     for head in round.heads.clone() {
-                        let query_head = head * self.g.heads_per_group + row % self.g.heads_per_group;
-                        let key = (round.class, tile.first_query + query, query_head);
+                        let query_head = head * self.s.heads_per_kv + row % self.s.heads_per_kv;
+                        let key = (round.attention, tile.first_query + query, query_head);
                         assert!(seen.insert(key, visible.clone()).is_none(), "a row is attended twice");
                     }
                 }
             }
         }
-        assert_eq!(tiles as usize, plan.tiles.len());
+        assert_eq!(tiles as usize, schedule.tiles.len());
         seen
     }
 
     /// (position, token) of each token of a page or of a list of slots.
-    fn split_tokens(&self, plan: &StepPlan, slab: Option<u32>, split: &FoldSplit) -> Vec<(u32, u64)> {
-        let group = self.g.layout.group;
+    fn split_tokens(&self, plan: &Plan, slab: Option<u32>, split: &Split) -> Vec<(u32, u64)> {
+        let group = self.s.layout.group;
         let token = |i| match slab {
             Some(slab) => {
                 let block = split.source + i / group;
                 self.blocks[&(slab, block)][(i % group) as usize]
             }
-            None => self.read(plan.slots[(split.source + i) as usize]),
+            None => self.token_in(plan.slots[(split.source + i) as usize]),
         };
         (0..split.tokens).map(|i| (split.first_position + i, token(i))).collect()
     }
 
     /// The parts of a tile with a partial per split, by partial.
-    fn split_parts(&self, plan: &StepPlan, round: &Round, tile: u32) -> BTreeMap<u32, Vec<(u32, u64)>> {
-        let history = round.history.iter().map(|range| (Some(range.slab), range.items.clone()));
+    fn split_parts(
+        &self,
+        plan: &Plan,
+        schedule: &Schedule,
+        round: &Round,
+        tile: u32,
+    ) -> BTreeMap<u32, Vec<(u32, u64)>> {
+        let packed = round.packed.iter().map(|range| (Some(range.slab), range.items.clone()));
         let mut parts = BTreeMap::new();
-        for (slab, items) in history.chain([(None, round.window.clone())]) {
-            for item in plan.items[items.start as usize..items.end as usize].iter().filter(|i| i.tile == tile)
+        for (slab, items) in packed.chain([(None, round.unpacked.clone())]) {
+            for item in
+                schedule.items[items.start as usize..items.end as usize].iter().filter(|i| i.tile == tile)
             {
                 let AttendItem { source, tokens, first_position, .. } = *item;
-                let split = FoldSplit { source, tokens, first_position };
+                let split = Split { source, tokens, first_position };
                 let taken = parts.insert(item.partial, self.split_tokens(plan, slab, &split));
                 assert!(taken.is_none());
             }
@@ -150,21 +179,28 @@ impl Names {
         parts
     }
 
-    /// The parts of a long chunk's tile, in order of position. Where values are rotated, packed and unpacked tokens extend partial results of their own.
-    fn fold_parts(&self, plan: &StepPlan, round: &Round, tile: u32) -> Vec<Vec<(u32, u64)>> {
-        assert!(round.history.is_empty() && round.window.is_empty());
-        let about = &plan.tiles[tile as usize];
-        let rows = round.row_tile * if self.g.layout.values.rotated { 2 } else { 1 };
+    /// The parts of a long chunk's tile, in order of position. Where values are rotated, packed and unpacked
+    /// tokens extend partial results of their own.
+    fn prefill_parts(
+        &self,
+        plan: &Plan,
+        schedule: &Schedule,
+        round: &Round,
+        tile: u32,
+    ) -> Vec<Vec<(u32, u64)>> {
+        assert!(round.packed.is_empty() && round.unpacked.is_empty());
+        let about = &schedule.tiles[tile as usize];
+        let rows = round.row_tile * if self.s.layout.values.rotated { 2 } else { 1 };
         let base = about.first_partial / rows * rows;
         let mut by_partial: [Vec<Vec<(u32, u64)>>; 2] = Default::default();
-        for pass in &round.fold {
-            let runs = &plan.runs[pass.runs.start as usize..pass.runs.end as usize];
+        for pass in &round.prefill {
+            let runs = &schedule.runs[pass.runs.start as usize..pass.runs.end as usize];
             for run in runs.iter().filter(|run| run.tile == tile) {
-                let own = usize::from(self.g.layout.values.rotated && pass.slab.is_some());
+                let own = usize::from(self.s.layout.values.rotated && pass.slab.is_some());
                 assert_eq!(run.partial, base + own as u32 * round.row_tile);
                 let parts = &mut by_partial[own];
-                assert_eq!(run.fresh, parts.is_empty());
-                for split in &plan.splits[run.splits.start as usize..run.splits.end as usize] {
+                assert_eq!(run.fresh == 1, parts.is_empty());
+                for split in &schedule.splits[run.first_split as usize..][..run.splits as usize] {
                     assert!(parts.last().is_none_or(|last| last[last.len() - 1].0 < split.first_position));
                     parts.push(self.split_tokens(plan, pass.slab, split));
                 }
@@ -173,7 +209,7 @@ impl Names {
         let present = by_partial.iter().filter(|parts| !parts.is_empty()).count() as u32;
         assert_eq!(about.splits, present);
         let history = u32::from(!by_partial[1].is_empty());
-        assert_eq!((about.first_history, about.history_splits), (history * (present - 1), history));
+        assert_eq!((about.first_packed, about.packed_splits), (history * (present - 1), history));
         assert_eq!(about.first_partial, base + if by_partial[0].is_empty() { round.row_tile } else { 0 });
         let mut parts = by_partial.concat();
         parts.sort_by_key(|part| part[0].0);
@@ -181,14 +217,17 @@ impl Names {
     }
 
     /// Copies in any order: none reads what another writes.
-    fn copy(&mut self, plan: &StepPlan) {
-        let cells: Vec<_> = plan.token_copies.iter().map(|c| (c.to, self.read(c.from))).collect();
-        self.cells.extend(cells);
+    fn copy(&mut self, plan: &Plan) {
+        let cells: Vec<_> =
+            plan.token_copies.iter().map(|c| (c.destination, self.token_in(c.source))).collect();
+        self.slots.extend(cells);
         let mut blocks = Vec::new();
         for range in &plan.copy_slabs {
             for copy in &plan.block_copies[range.items.start as usize..range.items.end as usize] {
-                assert!(copy.to < self.g.slab_pages(range.to) * self.g.layout.blocks_per_page());
-                blocks.push(((range.to, copy.to), self.blocks[&(range.from, copy.from)].clone()));
+                assert!(
+                    copy.destination < self.slab_pages[range.to as usize] * self.s.layout.blocks_per_page()
+                );
+                blocks.push(((range.to, copy.destination), self.blocks[&(range.from, copy.source)].clone()));
             }
         }
         assert_eq!(blocks.len(), plan.block_copies.len());
@@ -196,76 +235,165 @@ impl Names {
     }
 }
 
-/// The plan, carried out on names.
+impl lifecycle::Executor for Names {
+    /// Whether the work is submitted.
+    type Recorder = bool;
+    type Work = ();
+
+    fn grow(&mut self, _: usize, slabs: &[NewSlab], size: PoolSize) -> Result<(), Error> {
+        self.grown += 1;
+        if self.grown % 3 == 2 {
+            return Err(Error::OutOfMemory { what: "a slab", bytes: 1 });
+        }
+        self.slab_pages.resize(size.slabs as usize, 0);
+        for new in slabs {
+            assert_eq!(std::mem::replace(&mut self.slab_pages[new.slab as usize], new.pages), 0);
+        }
+        assert_eq!(self.slab_pages.iter().sum::<u32>(), size.pages);
+        self.fit(0, size)
+    }
+
+    fn shrink(&mut self, _: usize, slabs: &[u32]) {
+        for slab in slabs {
+            self.slab_pages[*slab as usize] = 0;
+        }
+    }
+
+    fn fit(&mut self, _: usize, size: PoolSize) -> Result<(), Error> {
+        // Sequences that share pages once may do so again.
+        let pool = PoolSize { shared: size.shared.max(self.budget.pool.shared), ..size };
+        self.budget = Bounds { shape: &self.s, tiles: &self.tiles, pool }.budget(MAX_BINDING, 256)?;
+        Ok(())
+    }
+
+    fn prepare(&mut self, _: &mut bool, plans: &[Plan]) -> Result<(), Error> {
+        assert_eq!(plans.len(), 1);
+        Ok(())
+    }
+
+    fn carry_out(&mut self, submitted: &mut bool, plans: &[Plan], (): &()) {
+        if *submitted {
+            self.run(&plans[0], &[]);
+        }
+    }
+
+    fn write(&mut self, _: &mut bool, views: &[SequenceView], layers: &[LayerState]) -> Result<(), Error> {
+        let (view, state) = (&views[0], &layers[0]);
+        let names = |words: &[u32]| -> Vec<u64> {
+            words.chunks(2).map(|pair| u64::from(pair[0]) << 32 | u64::from(pair[1])).collect()
+        };
+        self.slots.extend(view.sinks.iter().copied().zip(names(&state.sinks.keys)));
+        self.slots.extend(view.window.iter().copied().zip(names(&state.window.keys)));
+        let blocks = names(&state.blocks);
+        let blocks = blocks.chunks(self.s.layout.group as usize).map(<[u64]>::to_vec);
+        self.blocks.extend(view.blocks.iter().copied().zip(blocks));
+        Ok(())
+    }
+
+    async fn read(&self, _: usize, _: usize, view: &SequenceView) -> Result<LayerState, Error> {
+        let (sinks, blocks, window) = self.content(view);
+        let words = |names: Vec<u64>| {
+            names.into_iter().flat_map(|name| [(name >> 32) as u32, name as u32]).collect::<Vec<u32>>()
+        };
+        let unpacked = |names| UnpackedTokens { keys: words(names), values: Vec::new() };
+        let (sinks, window) = (unpacked(sinks), unpacked(window));
+        Ok(LayerState { lengths: view.lengths, sinks, blocks: words(blocks.concat()), window })
+    }
+}
+
+impl Names {
+    /// Sinks, blocks and window of a sequence, as read through the planner's view.
+    fn content(&self, view: &SequenceView) -> (Vec<u64>, Vec<Vec<u64>>, Vec<u64>) {
+        let read = |slots: &[Slot]| slots.iter().map(|&s| self.token_in(s)).collect::<Vec<_>>();
+        let blocks = view.blocks.iter().map(|b| self.blocks[b].clone()).collect();
+        (read(&view.sinks), blocks, read(&view.window))
+    }
+}
+
+/// A cache of names.
 pub struct Run {
-    pub planner: Planner,
-    names: Names,
+    pub lifecycle: Lifecycle<Names>,
 }
 
 impl Run {
     pub fn new(config: &CacheConfig) -> Run {
-        let g = Geometry::new(config, 128 << 20).unwrap();
-        let names = Names { g: g.clone(), cells: HashMap::new(), blocks: HashMap::new() };
-        Run { planner: Planner::new(g), names }
+        let shape = CacheShape::new(config).unwrap();
+        let s = shape.classes[0].clone();
+        let pool = PoolLimits::new(&s, config, MAX_BINDING).unwrap();
+        let tiles = Tiles::new(&s, &TileLimits::WGSL);
+        let budget = Bounds { shape: &s, tiles: &tiles, pool: pool.size() }.budget(MAX_BINDING, 256).unwrap();
+        let (slots, blocks) = Default::default();
+        let names = Names { s, tiles, budget, slab_pages: pool.slabs(), slots, blocks, grown: 0 };
+        Run { lifecycle: Lifecycle::new(Planner::new(Arc::new(shape), vec![pool]), names) }
     }
 
     pub fn machine(config: &CacheConfig) -> Machine<Run> {
         Machine::new(config, Run::new(config))
     }
 
+    pub fn planner(&self) -> &Planner {
+        self.lifecycle.planner()
+    }
+
+    pub fn pages(&self) -> u32 {
+        self.planner().pool_size(0).pages
+    }
+
+    fn names(&self) -> &Names {
+        self.lifecycle.executor()
+    }
+
     fn rules(&self) -> Rules {
-        let g = &self.names.g;
+        let s = &self.names().s;
         Rules {
-            sinks: g.sinks as usize,
-            window: g.window as usize,
-            group: g.layout.group as usize,
-            limit: g.history_limit.map(|limit| limit as usize),
+            sinks: s.sinks as usize,
+            window: s.window as usize,
+            group: s.layout.group as usize,
+            limit: s.history_limit.map(|limit| limit as usize),
         }
     }
 
-    /// Lets the pool grow if it must.
-    fn with_room<T>(&mut self, mut plan: impl FnMut(&mut Planner) -> Result<T, Error>) -> Result<T, Error> {
-        match plan(&mut self.planner) {
-            Err(Error::CapacityExceeded { needed, available, .. }) if needed <= available => {
-                let growth =
-                    self.planner.growth(needed, needed % 2 == 0).unwrap().expect("pages are missing");
-                self.planner.grow(growth);
-                self.names.g = self.planner.geometry().clone();
-                assert!(self.planner.free_pages() >= needed);
-                plan(&mut self.planner)
-            }
-            other => other,
-        }
-    }
-
-    /// Sinks, blocks and window of a sequence, as read through the planner's view.
+    /// Sinks, blocks and window of a sequence.
     pub fn content(&self, id: SequenceId) -> (Vec<u64>, Vec<Vec<u64>>, Vec<u64>) {
-        let view = self.planner.view(id).unwrap();
-        let read = |slots: &[Slot]| slots.iter().map(|&s| self.names.read(s)).collect::<Vec<_>>();
-        let blocks = view.blocks.iter().map(|b| self.names.blocks[b].clone()).collect();
-        (read(&view.sinks), blocks, read(&view.window))
+        self.names().content(&self.planner().view(0, id).unwrap())
     }
 
-    fn carry_out(&mut self, applied: Applied, work: Work) -> Operation {
-        if let Some(growth) = self.planner.sharing().unwrap() {
-            self.planner.grow(growth);
-            self.names.g = self.planner.geometry().clone();
+    /// What each query of a step should see: (kind of attention, query, query head) to (position, token).
+    fn expected(
+        &self,
+        steps: &[SequenceStep],
+        during: &[NaiveSequence],
+    ) -> BTreeMap<(u32, u32, u32), Vec<(u32, u64)>> {
+        let s = &self.names().s;
+        let mut expected = BTreeMap::new();
+        let mut query = 0;
+        for (step, during) in steps.iter().zip(during) {
+            for i in 0..step.attend {
+                let visible = during.tokens.len() - (step.attend - 1 - i) as usize;
+                for (kind, attention) in (0..).zip(&s.attention) {
+                    let oldest = attention.sliding_window.map_or(0, |n| visible.saturating_sub(n as usize));
+                    let tokens = (oldest as u32..).zip(during.tokens[oldest..visible].iter().copied());
+                    let gone = s.sinks..s.sinks + during.evicted as u32;
+                    let tokens: Vec<(u32, u64)> = tokens.filter(|(p, _)| !gone.contains(p)).collect();
+                    for head in 0..s.query_heads {
+                        expected.insert((kind, query, head), tokens.clone());
+                    }
+                }
+                query += 1;
+            }
         }
-        if work == Work::Submitted {
-            self.names.run(&applied.plan, &[]);
-        }
-        self.planner.commit_applied(applied)
+        expected
     }
 }
 
 impl Executor for Run {
     fn create(&mut self) -> Result<SequenceId, Error> {
-        self.planner.create_sequence()
+        self.lifecycle.create_sequence()
     }
 
     fn remove(&mut self, id: SequenceId, _: Work) -> Operation {
-        let operation = self.planner.remove_sequence(id).unwrap();
-        assert_eq!(self.planner.tokens(id), Err(Error::UnknownSequence(id)));
+        let operation = self.lifecycle.remove_sequence(id).unwrap();
+        assert_eq!(self.planner().tokens(id), Err(Error::UnknownSequence(id)));
         operation
     }
 
@@ -276,115 +404,98 @@ impl Executor for Run {
         during: &[NaiveSequence],
         work: Work,
     ) -> Result<Operation, Error> {
-        let planned = self.with_room(|planner| planner.plan_step(steps))?;
+        let mut begun = self.lifecycle.begin_step(&mut true, steps)?;
         if work == Work::Submitted {
-            let seen = self.names.run(&planned.plan, tokens);
-            let mut expected = BTreeMap::new();
-            let mut query = 0;
-            for (step, during) in steps.iter().zip(during) {
-                for i in 0..step.attend {
-                    let visible = during.tokens.len() - (step.attend - 1 - i) as usize;
-                    for (class, attention) in (0..).zip(&self.names.g.attention_classes) {
-                        let oldest =
-                            attention.sliding_window.map_or(0, |n| visible.saturating_sub(n as usize));
-                        let tokens = (oldest as u32..).zip(during.tokens[oldest..visible].iter().copied());
-                        let sinks = self.names.g.sinks;
-                        let gone = sinks..sinks + during.evicted as u32;
-                        let tokens: Vec<(u32, u64)> = tokens.filter(|(p, _)| !gone.contains(p)).collect();
-                        for head in 0..self.names.g.query_heads {
-                            expected.insert((class, query, head), tokens.clone());
-                        }
-                    }
-                    query += 1;
-                }
-            }
-            assert_eq!(seen, expected);
+            let seen = self.lifecycle.executor_mut().run(&begun.plans()[0], tokens);
+            assert_eq!(seen, self.expected(steps, during));
         }
-        Ok(self.planner.commit(planned))
+        for layer in 0..self.planner().shape().layers() {
+            begun.check_record(layer)?;
+            begun.recorded(layer);
+            assert_eq!(begun.check_record(layer), Err(Error::LayerRepeated(layer)));
+        }
+        self.lifecycle.finish_step(begun)
     }
 
     fn dropped_step(&mut self, steps: &[SequenceStep], tokens: &[u64]) {
-        if let Ok(planned) = self.planner.plan_step(steps) {
-            self.names.run(&planned.plan, tokens);
+        if let Ok(begun) = self.lifecycle.begin_step(&mut true, steps) {
+            self.lifecycle.executor_mut().run(&begun.plans()[0], tokens);
+            if begun.tokens() > 0 {
+                assert_eq!(self.lifecycle.finish_step(begun), Err(Error::LayerMissing(0)));
+            }
         }
     }
 
     fn truncate(&mut self, id: SequenceId, tokens: u32, before: &NaiveSequence, work: Work) -> Operation {
         let length = before.tokens.len() as u32;
-        if let Some(gone) = before.first_gone(&self.rules()) {
-            let error = self.planner.truncate(id, gone).map(|_| ()).unwrap_err();
+        let rules = self.rules();
+        let mut truncate = |tokens, submitted: bool| {
+            self.lifecycle.operate(&mut { submitted }, Request::Truncate(id, tokens)).map(|(_, done)| done)
+        };
+        if let Some(gone) = before.first_gone(&rules) {
+            let error = truncate(gone, true).unwrap_err();
             assert!(matches!(error, Error::TruncateIntoEvicted { got, .. } if got == gone), "{error}");
         }
-        let beyond = self.planner.truncate(id, length + 1).map(|_| ()).unwrap_err();
+        let beyond = truncate(length + 1, true).unwrap_err();
         assert_eq!(beyond, Error::TruncateBeyondEnd { sequence: id, got: length + 1, tokens: length });
-        let taken_back = self.planner.truncate(id, tokens).unwrap();
-        self.planner.abandon(taken_back);
-        assert_eq!(self.planner.tokens(id), Ok(length));
-        let applied = self.planner.truncate(id, tokens).unwrap();
-        self.carry_out(applied, work)
+        let taken_back = truncate(tokens, false).unwrap();
+        self.lifecycle.discard(taken_back).unwrap();
+        assert_eq!(self.planner().tokens(id), Ok(length));
+        let submitted = work == Work::Submitted;
+        self.lifecycle.operate(&mut { submitted }, Request::Truncate(id, tokens)).unwrap().1
     }
 
     fn fork(&mut self, id: SequenceId, work: Work) -> Result<(SequenceId, Operation), Error> {
-        let free = self.planner.free_pages();
-        let (child, applied) = self.with_room(|planner| planner.fork(id))?;
-        let plan = &applied.plan;
-        // No page is taken but one for blocks of a page that is not full, which are copied: no page that either may extend is shared.
-        let lengths = self.planner.view(id)?.lengths;
-        let open = lengths.blocks % self.names.g.layout.blocks_per_page();
-        assert_eq!(plan.block_copies.len() as u32, open.min(lengths.blocks - lengths.evicted));
-        assert!(self.planner.free_pages() + u32::from(open > 0) >= free);
-        Ok((child, self.carry_out(applied, work)))
+        let (free, pages) = (self.free_pages(), self.pages());
+        let lengths = self.planner().view(0, id)?.lengths;
+        let done = self.lifecycle.fork(&mut { work == Work::Submitted }, id)?;
+        // No page is taken but one for blocks of a page that is not full: no page that either may extend is
+        // shared.
+        let open = lengths.blocks % self.names().s.layout.blocks_per_page();
+        assert_eq!(self.free_pages() + u32::from(open > 0), free + self.pages() - pages);
+        Ok(done)
     }
 
     fn reorder(&mut self, ids: &[SequenceId], parents: &[usize], work: Work) -> Result<Operation, Error> {
-        let applied = self.with_room(|planner| planner.reorder(ids, parents))?;
         let mut used: Vec<usize> = parents.to_vec();
         used.sort_unstable();
         used.dedup();
+        let request = Request::Reorder(ids, parents);
         // Only repeats are copied.
-        assert!(used.len() < parents.len() || applied.plan.is_empty());
-        Ok(self.carry_out(applied, work))
+        if used.len() == parents.len() {
+            assert_eq!(self.planner().pages_for(request)?, [0]);
+        }
+        Ok(self.lifecycle.operate(&mut { work == Work::Submitted }, request)?.1)
     }
 
     fn save_and_load(&mut self, id: SequenceId) -> Result<SequenceId, Error> {
-        let (sinks, blocks, window) = self.content(id);
-        let lengths = self.planner.view(id)?.lengths;
-        assert_eq!((lengths.blocks - lengths.evicted) as usize, blocks.len());
-        let (loaded, applied) = self.with_room(|planner| planner.insert(lengths))?;
-        let view = self.planner.view(loaded).unwrap();
-        self.names.cells.extend(view.sinks.into_iter().zip(sinks));
-        self.names.cells.extend(view.window.into_iter().zip(window));
-        self.names.blocks.extend(view.blocks.into_iter().zip(blocks));
-        self.planner.commit_applied(applied);
-        Ok(loaded)
+        let snapshot = pollster::block_on(self.lifecycle.save(id))?;
+        Ok(self.lifecycle.load(&mut true, &snapshot)?.0)
     }
 
     fn shrink(&mut self) {
-        let (_, slabs) = self.planner.shrink_to_fit();
-        for slab in slabs {
-            assert_eq!(self.planner.geometry().slab_pages(slab), 0);
-        }
-        self.names.g = self.planner.geometry().clone();
+        self.lifecycle.shrink_to_fit();
+        assert_eq!(self.planner().slab_pages(0), self.names().slab_pages);
     }
 
     fn free_pages(&self) -> u32 {
-        self.planner.free_pages()
+        self.planner().free_pages(0)
     }
 
     fn discard(&mut self, operation: Operation) -> Result<(), Error> {
-        self.planner.discard(operation)
+        self.lifecycle.discard(operation)
     }
 
     fn check(&mut self, model: &[(SequenceId, NaiveSequence)]) {
-        let g = &self.names.g;
+        let per_page = self.names().s.layout.blocks_per_page();
         let rules = self.rules();
         let mut ids: Vec<SequenceId> = model.iter().map(|(id, _)| *id).collect();
         ids.sort_unstable();
-        assert_eq!(self.planner.sequences().collect::<Vec<_>>(), ids);
+        assert_eq!(self.planner().sequences().collect::<Vec<_>>(), ids);
         let mut held = HashSet::new();
         let mut empty = 0;
         for (id, naive) in model {
-            let view = self.planner.view(*id).unwrap();
+            let view = self.planner().view(0, *id).unwrap();
             let lengths = [view.lengths.tokens, view.lengths.blocks, view.lengths.evicted];
             let blocks = |tokens: usize| tokens / rules.group;
             let expected = [naive.tokens.len(), blocks(naive.packed), blocks(naive.evicted)];
@@ -396,28 +507,30 @@ impl Executor for Run {
             assert!(tokens.len() < rules.window + rules.group);
             // A page may be open for the next block when the others on it are gone.
             let SequenceLengths { blocks, evicted, .. } = view.lengths;
-            empty += usize::from(blocks == evicted && !blocks.is_multiple_of(g.layout.blocks_per_page()));
-            held.extend(view.blocks.iter().map(|(slab, block)| (*slab, block / g.layout.blocks_per_page())));
+            empty += usize::from(blocks == evicted && !blocks.is_multiple_of(per_page));
+            held.extend(view.blocks.iter().map(|(slab, block)| (*slab, block / per_page)));
         }
         // Every page is free or some sequence's, never both.
-        let accounted = self.planner.free_pages() as usize + held.len();
-        assert!((accounted..=accounted + empty).contains(&(g.pages() as usize)));
-        let usage = self.planner.usage();
+        let accounted = self.free_pages() as usize + held.len();
+        assert!((accounted..=accounted + empty).contains(&(self.pages() as usize)));
+        let usage = self.planner().usage(0);
         let unpacked: usize = model.iter().map(|(_, naive)| naive.tokens.len() - naive.packed).sum();
         assert_eq!((usage.window_tokens + usage.sink_tokens) as usize, unpacked);
     }
 
-    /// Forgets every cell and block that holds nothing of any sequence, as a GPU may after the next operation.
+    /// Forgets every cell and block that holds nothing of any sequence, as a GPU may after the next
+    /// operation.
     fn poison(&mut self) {
         let mut slots = HashSet::new();
         let mut blocks = HashSet::new();
-        for id in self.planner.sequences() {
-            let view = self.planner.view(id).unwrap();
+        for id in self.planner().sequences() {
+            let view = self.planner().view(0, id).unwrap();
             slots.extend(view.sinks.into_iter().chain(view.window));
             blocks.extend(view.blocks);
         }
-        self.names.cells.retain(|slot, _| slots.contains(slot));
-        self.names.blocks.retain(|block, _| blocks.contains(block));
-        assert_eq!(self.planner.usage().blocks as usize, blocks.len());
+        assert_eq!(self.planner().usage(0).blocks as usize, blocks.len());
+        let names = self.lifecycle.executor_mut();
+        names.slots.retain(|slot, _| slots.contains(slot));
+        names.blocks.retain(|block, _| blocks.contains(block));
     }
 }

@@ -1,16 +1,16 @@
 //! What a cache should hold of named tokens, word for word, and what its attention should give.
 
 use super::{NaiveSequence, Rules, TokenData, attend, seen};
+use kivi_wgpu::SequenceLengths;
 use kivi_wgpu::format::enter;
-use kivi_wgpu::oracle::block_of;
-use kivi_wgpu::plan::SequenceLengths;
-use kivi_wgpu::{CacheConfig, Dtype, Geometry, LayerState, SequenceStep, UnpackedTokens};
+use kivi_wgpu::internals::block_of;
+use kivi_wgpu::{CacheConfig, Dtype, LayerState, SequenceStep, Shape, UnpackedTokens};
 use std::collections::HashMap;
 
 /// The values of every token that has a name, and the blocks that they make. All layers are given the same.
 pub struct Contents {
     pub config: CacheConfig,
-    geometry: Geometry,
+    shape: Shape,
     rules: Rules,
     data: TokenData,
     blocks: HashMap<Vec<u64>, Vec<u32>>,
@@ -29,7 +29,7 @@ fn noise(seed: u64, n: usize) -> impl Iterator<Item = f32> {
 impl Contents {
     pub fn new(config: &CacheConfig) -> Contents {
         Contents {
-            geometry: Geometry::new(config, 128 << 20).unwrap(),
+            shape: Shape::new(config).unwrap(),
             rules: Rules::of(config),
             config: config.clone(),
             data: TokenData::default(),
@@ -81,7 +81,7 @@ impl Contents {
         for block in naive.blocks(&self.rules) {
             let rows =
                 |map: &HashMap<u64, Vec<f32>>| block.iter().flat_map(|t| map[t].clone()).collect::<Vec<_>>();
-            let make = || block_of(&self.geometry, &rows(&self.data.keys), &rows(&self.data.values));
+            let make = || block_of(&self.shape, &rows(&self.data.keys), &rows(&self.data.values));
             let words = match self.blocks.get(&block) {
                 Some(words) => words.clone(),
                 None => make(),
@@ -111,8 +111,9 @@ impl Contents {
         }
     }
 
-    /// Compares the attention of a step (`[query][query head][head_dim]`) with the textbook's: per row, the error relative to the row's norm is at most
-    /// `bound`. Of long chunks the first and the last queries are looked at.
+    /// Compares the attention of a step (`[query][query head][head_dim]`) with the textbook's: per row, the
+    /// error relative to the row's norm is at most `bound`. Of long chunks the first and the last queries are
+    /// looked at.
     pub fn check_attention(
         &self,
         steps: &[SequenceStep],

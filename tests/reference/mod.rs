@@ -1,4 +1,5 @@
-//! The naive model: every token of every sequence in a `Vec`, and the textbook rules. It shares no code with the plan.
+//! The naive model: every token of every sequence in a `Vec`, and the textbook rules. It shares no code with
+//! the plan.
 
 #![allow(dead_code)]
 
@@ -82,7 +83,8 @@ impl NaiveSequence {
         self.tokens.extend(tokens);
     }
 
-    /// While the window holds W + G tokens or more, its oldest G become a block. Then blocks go all of whose tokens are too old.
+    /// While the window holds W + G tokens or more, its oldest G become a block. Then blocks go all of whose
+    /// tokens are too old.
     pub fn pack(&mut self, r: &Rules) {
         while self.window(r).len() >= r.window + r.group {
             self.packed += r.group;
@@ -96,7 +98,8 @@ impl NaiveSequence {
     }
 }
 
-/// The name of what token `index` of a block is after it has returned to the window: its values are those of the block.
+/// The name of what token `index` of a block is after it has returned to the window: its values are those of
+/// the block.
 pub fn returned(block: &[u64], index: usize) -> u64 {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
@@ -234,7 +237,8 @@ pub fn seen(
     (keys, values)
 }
 
-/// Textbook attention of one query at the last of the first `visible` tokens, in layer 0; after the sinks, `evicted` tokens are not among the keys and values.
+/// Textbook attention of one query at the last of the first `visible` tokens, in layer 0; after the sinks,
+/// `evicted` tokens are not among the keys and values.
 pub fn attend(
     config: &CacheConfig,
     query: &[f32],

@@ -1,10 +1,12 @@
-//! Programs of operations on sequences, and a machine that runs them on an executor and on the naive model at once.
+//! Programs of operations on sequences, and a machine that runs them on an executor and on the naive model at
+//! once.
 
 use super::{NaiveSequence, Rules};
 use kivi_wgpu::{CacheConfig, Error, Operation, SequenceId, SequenceStep};
 use proptest::prelude::*;
 
-/// One operation. Sequences are indices into those that there are, modulo their number; so any program can be run, shrunk or not.
+/// One operation. Sequences are indices into those that there are, modulo their number; so any program can be
+/// run, shrunk or not.
 #[derive(Debug, Clone)]
 pub enum Op {
     Create,
@@ -38,7 +40,8 @@ pub enum Work {
 pub trait Executor {
     fn create(&mut self) -> Result<SequenceId, Error>;
     fn remove(&mut self, id: SequenceId, work: Work) -> Operation;
-    /// Runs a step with these new tokens. `during` are the sequences when its queries attend: the new tokens have entered, nothing is packed yet.
+    /// Runs a step with these new tokens. `during` are the sequences when its queries attend: the new tokens
+    /// have entered, nothing is packed yet.
     fn step(
         &mut self,
         steps: &[SequenceStep],
@@ -156,7 +159,7 @@ impl<E: Executor> Machine<E> {
             let length = (naive.tokens.len() - gone) as u32;
             let attend = queries.min(length + append).min(self.max_step);
             if steps.iter().all(|s| s.sequence != sequence) {
-                steps.push(SequenceStep { sequence, append, attend });
+                steps.push(SequenceStep::new(sequence, append, attend));
             }
         }
         steps
@@ -202,7 +205,8 @@ impl<E: Executor> Machine<E> {
                 }
                 self.model = before;
             }
-            // Its pages are handed out last: a removal can be undone even after a step of another sequence was dropped, if that step found others.
+            // Its pages are handed out last: a removal can be undone even after a step of another sequence
+            // was dropped, if that step found others.
             Op::Remove(which) if which % 4 == 1 && self.model.len() > 1 => {
                 let before = self.model.clone();
                 let spare = u32::from(self.executor.free_pages() > 0);

@@ -1,7 +1,8 @@
 //! A fixed program of every operation, and a digest of all that a cache answers to it.
 //!
-//! What the digests were once, they are today: a change that is meant to change nothing is held to it, bit for
-//! bit. `tests/data/recorded_oracle.txt` and `recorded_gpu.txt` hold them; `KIVI_RECORD=1` writes them anew.
+//! What the digests were once, they are today: a change that is meant to change nothing is held to it, bit
+//! for bit. `tests/data/recorded_oracle.txt` and `recorded_gpu.txt` hold them; `KIVI_RECORD=1` writes them
+//! anew.
 
 use kivi_wgpu::{
     Axis, Bits, CacheConfig, Dtype, LayerAttention, Operation, Preset, SequenceId, SequenceStep,
@@ -157,13 +158,13 @@ fn small_slabs(config: CacheConfig, pages: u64) -> CacheConfig {
     config.with_max_slab_bytes(bytes * pages)
 }
 
-/// Configurations with every choice of a format, several formats in one cache, layers that attend in their own
-/// way, rings that are too short for a step, slabs of few pages, and scratch for a part of a step.
+/// Configurations with every choice of a format, several formats in one cache, layers that attend in their
+/// own way, rings that are too short for a step, slabs of few pages, and scratch for a part of a step.
 pub fn configs() -> Vec<(&'static str, CacheConfig)> {
     let roomy = |config: CacheConfig| config.with_max_sequences(4).with_capacity(300);
     let plain = LayerAttention::default();
-    let sliding = LayerAttention { sliding_window: Some(100), ..plain };
-    let capped = LayerAttention { soft_cap: Some(5.0), ..plain };
+    let sliding = plain.with_sliding_window(100);
+    let capped = plain.with_soft_cap(5.0);
     let mut wide = Preset::Bits4_5.format();
     wide.residual_window = 40;
     let mixed = CacheConfig::new(4, 8, 2, 64)

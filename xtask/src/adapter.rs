@@ -68,7 +68,8 @@ fn install_software_driver() -> Result<(), String> {
     run(apt().args(["install", "-y", "--no-install-recommends", "mesa-vulkan-drivers"]))
 }
 
-/// The driver file of SwiftShader, a second software Vulkan: that of an installed Chromium, or out of Debian's package, unpacked into the target folder.
+/// The driver file of SwiftShader, a second software Vulkan: that of an installed Chromium, or out of
+/// Debian's package, unpacked into the target folder.
 pub fn swiftshader() -> Result<PathBuf, String> {
     const PACKAGE: &str = "chromium-common";
     const FILE: &str = "usr/lib/chromium/vk_swiftshader_icd.json";

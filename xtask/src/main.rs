@@ -2,6 +2,7 @@
 
 mod adapter;
 mod model;
+mod widths;
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -15,6 +16,7 @@ cargo xtask test [OPTIONS] [FILTER]            run all tests of the library
                           swiftshader is fetched from Debian's Chromium if need be
   --no-optional-features  on a device with WebGPU's defaults only
 cargo xtask model [FILE]                       fetch the model of examples/llama, or make FILE (GGUF, llama or qwen2) its model
+cargo xtask widths                             list comments and documents with lines of more than 110 columns
 cargo xtask validate [OPTIONS]                 take every kernel through the vendors' compilers; --help lists the options
 
 Demo and test need an adapter that wgpu can use. On Debian and Ubuntu they install Mesa's software Vulkan driver if there is none.";
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
     let result = match command.as_str() {
         "demo" => adapter::ensure().and_then(|()| demo(&rest)),
         "test" => test(rest),
+        "widths" if rest.is_empty() => widths::check(),
         "model" if rest.len() <= 1 => model::choose(rest.first().map(String::as_str)).map(|path| {
             println!("the model is {}; try `cargo run --release -p llama -- generate`", path.display())
         }),
@@ -82,7 +85,8 @@ fn test(mut args: Vec<String>) -> Result<(), String> {
         }
         command.args(["--package", "llama"]);
     }
-    // Without a package these are the library's. The tools in the workspace have no tests, and much to compile.
+    // Without a package these are the library's. The tools in the workspace have no tests, and much to
+    // compile.
     run(command.args(args))
 }
 

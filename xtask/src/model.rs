@@ -25,7 +25,8 @@ pub fn fetch() -> Result<PathBuf, String> {
     })
 }
 
-/// Makes a file the model that the example runs by default: `given`, or the one that is fetched. Returns its path.
+/// Makes a file the model that the example runs by default: `given`, or the one that is fetched. Returns its
+/// path.
 pub fn choose(given: Option<&str>) -> Result<PathBuf, String> {
     let path = given.map_or_else(fetch, |given| Ok(PathBuf::from(given)))?;
     let path = path.canonicalize().map_err(|e| format!("{}: {e}", path.display()))?;

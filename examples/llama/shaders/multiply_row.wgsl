@@ -1,5 +1,5 @@
-// output[token][row] = Σ weights[row][column] * input[token][column], for few tokens: the columns are divided among SLICES invocations.
-// Grid: ROWS / 32, tokens.
+// output[token][row] = Σ weights[row][column] * input[token][column], for few tokens: the columns are divided
+// among SLICES invocations. Grid: ROWS / 32, tokens.
 
 const SLICES = 8u;
 var<workgroup> sh_sums: array<f32, 256>;

@@ -1,5 +1,5 @@
-// output[token][row] = Σ weights[row][column] * input[token][column], for few tokens, by subgroups.wgsl: an invocation owns 4 rows.
-// Grid: ROWS / 64, tokens.
+// output[token][row] = Σ weights[row][column] * input[token][column], for few tokens, by subgroups.wgsl: an
+// invocation owns 4 rows. Grid: ROWS / 64, tokens.
 
 @compute @workgroup_size(16)
 fn main(

@@ -1,6 +1,7 @@
-// output[token][row] = Σ weights[row][column] * input[token][column], for many tokens: an invocation owns a row and 16 tokens, so each weight is unpacked once
-// for 16 products. Inputs are the same for a whole workgroup: they go through scalar loads or a broadcast.
-// Grid: ROWS / 64, tokens / 16. Buffers have room for whole tiles of tokens.
+// output[token][row] = Σ weights[row][column] * input[token][column], for many tokens: an invocation owns a
+// row and 16 tokens, so each weight is unpacked once for 16 products. Inputs are the same for a whole
+// workgroup: they go through scalar loads or a broadcast. Grid: ROWS / 64, tokens / 16. Buffers have room for
+// whole tiles of tokens.
 
 /// Inputs of a token, in vec4.
 const TOKEN = COLUMNS / 4u;

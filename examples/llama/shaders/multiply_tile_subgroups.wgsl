@@ -1,5 +1,6 @@
-// output[token][row] = Σ weights[row][column] * input[token][column], for many tokens, by subgroups.wgsl: an invocation owns 8 rows and 8 tokens.
-// Grid: ROWS / 128, tokens / 8. Buffers have room for whole tiles of tokens.
+// output[token][row] = Σ weights[row][column] * input[token][column], for many tokens, by subgroups.wgsl: an
+// invocation owns 8 rows and 8 tokens. Grid: ROWS / 128, tokens / 8. Buffers have room for whole tiles of
+// tokens.
 
 /// Inputs of a token, in vec4.
 const TOKEN = COLUMNS / 4u;

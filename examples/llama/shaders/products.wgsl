@@ -1,5 +1,5 @@
-// What the matrix products share: the input, the output, and in which order the columns of a block of 32 come: in four parts, of which part p has
-// columns 4 p … 4 p + 3 and 16 + 4 p … 16 + 4 p + 3.
+// What the matrix products share: the input, the output, and in which order the columns of a block of 32
+// come: in four parts, of which part p has columns 4 p … 4 p + 3 and 16 + 4 p … 16 + 4 p + 3.
 //
 // | binding | what |
 // |---|---|

@@ -1,5 +1,5 @@
-// Turns pairs of channels of queries and keys by an angle that grows with the position (Su et al., 2021), in place. Sines and cosines come from a table: a
-// GPU's own are exact only near zero.
+// Turns pairs of channels of queries and keys by an angle that grows with the position (Su et al., 2021), in
+// place. Sines and cosines come from a table: a GPU's own are exact only near zero.
 //
 // | binding | what |
 // |---|---|

@@ -1,8 +1,9 @@
 // Chooses a token from each row of logits: the largest, or at random among the most likely.
 //
-// Candidates are the tokens whose logit is not below a threshold: the largest for which there are at least `top_k` of them (0: all), and then the largest for
-// which they hold `top_p` of what the former hold (1: all). Both are found bit by bit on order-preserving integers, without sorting. One of them is drawn by the Gumbel
-// trick: the largest of logit / temperature - ln(-ln u) is a draw from the softmax.
+// Candidates are the tokens whose logit is not below a threshold: the largest for which there are at least
+// `top_k` of them (0: all), and then the largest for which they hold `top_p` of what the former hold (1:
+// all). Both are found bit by bit on order-preserving integers, without sorting. One of them is drawn by the
+// Gumbel trick: the largest of logit / temperature - ln(-ln u) is a draw from the softmax.
 //
 // | binding | what |
 // |---|---|
@@ -28,7 +29,8 @@ fn keys(x: vec4<f32>) -> vec4<u32> {
     return select(bits | vec4<u32>(0x80000000u), ~bits, (bits >> vec4<u32>(31u)) == vec4<u32>(1u));
 }
 
-/// What the tokens whose key is at least `threshold` hold: their number if `counts`, else their part of the softmax, not normalized.
+/// What the tokens whose key is at least `threshold` hold: their number if `counts`, else their part of the
+/// softmax, not normalized.
 fn held(local: u32, first: u32, threshold: u32, counts: bool, top: f32, temperature: f32) -> f32 {
     var sum = 0.0;
     for (var i = local; i < FOURS; i += SIZE) {

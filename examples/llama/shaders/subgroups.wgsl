@@ -1,5 +1,6 @@
-// Products for software adapters whose subgroups have 8 invocations. There a load of a word costs as much as dozens of sums: each invocation of a subgroup loads
-// another four of a block's 32 inputs, and shuffles hand them round.
+// Products for software adapters whose subgroups have 8 invocations. There a load of a word costs as much as
+// dozens of sums: each invocation of a subgroup loads another four of a block's 32 inputs, and shuffles hand
+// them round.
 
 /// Invocations of a workgroup; the rows of one are so far apart.
 const APART = 16u;
@@ -26,7 +27,8 @@ fn add_square(sums: vec4<f32>, w: Square, x: vec4<f32>) -> vec4<f32> {
     return sums + w.x * x.x + w.y * x.y + w.z * x.z + w.w * x.w;
 }
 
-/// The sums of four rows, of which invocation i of the subgroup holds columns 4 i … 4 i + 3 of the block's input.
+/// The sums of four rows, of which invocation i of the subgroup holds columns 4 i … 4 i + 3 of the block's
+/// input.
 fn add(sums: vec4<f32>, w: Rows, x: vec4<f32>) -> vec4<f32> {
     var s = add_square(sums, w.p0.low, subgroupShuffle(x, 0u));
     s = add_square(s, w.p1.low, subgroupShuffle(x, 1u));

@@ -1,5 +1,6 @@
-// Weights in 4 bits: a block of 32 columns is a vec4 of codes, and scale and minimum in f16. All rows of a block lie side by side, so that neighbouring
-// invocations, which own neighbouring rows, read neighbouring words.
+// Weights in 4 bits: a block of 32 columns is a vec4 of codes, and scale and minimum in f16. All rows of a
+// block lie side by side, so that neighbouring invocations, which own neighbouring rows, read neighbouring
+// words.
 
 @group(0) @binding(2) var<storage, read> codes: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read> scales: array<u32>;

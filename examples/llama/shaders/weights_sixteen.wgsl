@@ -1,5 +1,5 @@
-// Weights in f16: a block of 32 columns is four vec4, one per part. All rows of a part lie side by side, so that neighbouring invocations, which own
-// neighbouring rows, read neighbouring words.
+// Weights in f16: a block of 32 columns is four vec4, one per part. All rows of a part lie side by side, so
+// that neighbouring invocations, which own neighbouring rows, read neighbouring words.
 
 @group(0) @binding(2) var<storage, read> halves: array<vec4<u32>>;
 

@@ -103,7 +103,7 @@ fn layer_format(name: &str) -> Result<LayerFormat> {
 fn tensor(part: &str, name: &str) -> Result<TensorFormat> {
     let letters = part.trim_start_matches(|c: char| c.is_ascii_digit());
     let width = &part[..part.len() - letters.len()];
-    let bits = Bits::ALL.into_iter().find(|bits| bits.get().to_string() == width);
+    let bits = Bits::ALL.iter().copied().find(|bits| bits.get().to_string() == width);
     let bits = bits.with_context(|| format!("{part} in the format {name}: no width\n{HELP}"))?;
     letters.chars().try_fold(TensorFormat::new(bits), |format, letter| {
         Ok(match letter {

@@ -1,7 +1,8 @@
 //! Prompts, sampling and the loop of decoding.
 
 use crate::gpu::{Gpu, Reading};
-use crate::model::{Context, Input, Kernel, Model, Wanted};
+use crate::kernel::Kernel;
+use crate::model::{Context, Input, Model, Wanted};
 use anyhow::{Result, bail};
 use kivi_wgpu::{SequenceId, wgpu};
 
@@ -51,7 +52,8 @@ impl Sampler {
         Ok(Sampler { kernel, choices, tokens: tokens.clone() })
     }
 
-    /// Submits the encoder of a step that has left a row of logits per choice. Each chosen token stays on the GPU as that row's next input, and is on its way to the host.
+    /// Submits the encoder of a step that has left a row of logits per choice. Each chosen token stays on the
+    /// GPU as that row's next input, and is on its way to the host.
     pub fn submit(&self, gpu: &Gpu, mut encoder: wgpu::CommandEncoder, choices: &[Sampling]) -> Reading<u32> {
         gpu.queue.write_buffer(&self.choices, 0, bytemuck::cast_slice(choices));
         self.kernel.dispatch(&mut encoder.begin_compute_pass(&Default::default()), choices.len() as u32, 1);
@@ -59,7 +61,8 @@ impl Sampler {
     }
 }
 
-/// Reads tokens into a sequence, in steps as long as there is room for, and leaves the logits of the last. Its encoder is returned and must be submitted.
+/// Reads tokens into a sequence, in steps as long as there is room for, and leaves the logits of the last.
+/// Its encoder is returned and must be submitted.
 pub fn read(
     model: &Model,
     context: &mut Context,
@@ -113,10 +116,11 @@ pub struct Request<'a> {
     pub stop: &'a dyn Fn() -> bool,
 }
 
-/// Reads a prompt and goes on from it. `each` is given every token, the end's too, and goes on if it returns true.
+/// Reads a prompt and goes on from it. `each` is given every token, the end's too, and goes on if it returns
+/// true.
 ///
-/// While the host waits for a token and shows it, the GPU is at the next one already. The tokens of the sequence are then the prompt and all tokens that were given to
-/// `each`, but perhaps the last.
+/// While the host waits for a token and shows it, the GPU is at the next one already. The tokens of the
+/// sequence are then the prompt and all tokens that were given to `each`, but perhaps the last.
 pub fn generate(
     model: &Model,
     sampler: &Sampler,

@@ -20,7 +20,8 @@ pub struct Gguf {
 /// The rows of a matrix `[rows][columns]`, as the kernels multiply it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Weights {
-    /// Blocks of 32 columns: a word with scale (low half) and minimum in f16, then 16 bytes; byte j holds columns j (low nibble) and j + 16.
+    /// Blocks of 32 columns: a word with scale (low half) and minimum in f16, then 16 bytes; byte j holds
+    /// columns j (low nibble) and j + 16.
     Four(Vec<u32>),
     /// f16, two columns to a word.
     Sixteen(Vec<u32>),
@@ -211,7 +212,8 @@ impl Gguf {
         tensor.with_context(|| self.within(name))
     }
 
-    /// The rows of several matrices with so many columns, one after the other: in 4 bits if all of them are blocks of 4 bits, else in f16.
+    /// The rows of several matrices with so many columns, one after the other: in 4 bits if all of them are
+    /// blocks of 4 bits, else in f16.
     pub fn rows(&mut self, names: &[String], columns: u32) -> Result<Weights> {
         let mut tensors = Vec::with_capacity(names.len());
         for name in names {
@@ -319,7 +321,8 @@ fn kind(value: &Value) -> String {
     }
 }
 
-/// The five words of a Q4_1 block (scale, minimum, 16 bytes), or of a Q4_0 block (scale, 16 bytes), whose minimum is `-zero` scales.
+/// The five words of a Q4_1 block (scale, minimum, 16 bytes), or of a Q4_0 block (scale, 16 bytes), whose
+/// minimum is `-zero` scales.
 fn four_bit_block(block: &[u8], zero: Option<f32>) -> [u32; 5] {
     let half = |at: usize| u32::from(u16::from_le_bytes([block[at], block[at + 1]]));
     let minimum = match zero {

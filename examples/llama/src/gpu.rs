@@ -56,7 +56,8 @@ impl Gpu {
         })
     }
 
-    /// Whether it is a software adapter whose subgroups have 8 invocations: its loads are so slow that it has kernels of its own.
+    /// Whether it is a software adapter whose subgroups have 8 invocations: its loads are so slow that it has
+    /// kernels of its own.
     pub fn shuffles_eight(&self) -> bool {
         self.info.device_type == wgpu::DeviceType::Cpu
             && self.device.features().contains(wgpu::Features::SUBGROUP)

@@ -13,6 +13,8 @@ pub mod format;
 pub mod generate;
 pub mod gguf;
 pub mod gpu;
+pub mod kernel;
+mod loader;
 pub mod model;
 pub mod products;
 pub mod profile;

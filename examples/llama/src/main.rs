@@ -6,7 +6,7 @@ mod pictures;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use indicatif::ProgressBar;
-use kivi_wgpu::Geometry;
+use kivi_wgpu::KvCache;
 use llama::format::Format;
 use llama::gguf::Gguf;
 use llama::gpu::Gpu;
@@ -127,7 +127,7 @@ impl Opened {
         for format in formats {
             let config =
                 format.apply(config.clone()).with_max_sequences(sequences.within(65535, "sequences")?);
-            Geometry::all(&config, self.gpu.largest_buffer()).with_context(|| {
+            KvCache::check(&config, &self.gpu.device.limits()).with_context(|| {
                 let Room { tokens, context, .. } = room;
                 let Asked { size, option } = sequences;
                 let options = if option.is_empty() { options.into() } else { format!("{option}, {options}") };

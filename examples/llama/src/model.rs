@@ -1,8 +1,11 @@
-//! A Llama or Qwen2 model on the GPU: weights, kernels and the recording of a step. The cache is the library's.
+//! A Llama or Qwen2 model on the GPU: weights, kernels and the recording of a step. The cache is the
+//! library's.
 
 use crate::gguf::Gguf;
 use crate::gpu::Gpu;
-use crate::products::{Epilogue, Gather, Matrix, Product, Products};
+use crate::kernel::Kernel;
+use crate::loader::{Activations, Layer, Loader};
+use crate::products::{Gather, Product};
 use crate::profile::{Part, Profile, Segments};
 use crate::room::Room;
 use crate::shape::{RopePairs, Shape};
@@ -14,40 +17,6 @@ use kivi_wgpu::{
 
 /// Tokens that a cache is made for at first; it grows.
 const FIRST_CAPACITY: u32 = 4096;
-
-/// A pipeline with its buffers.
-pub struct Kernel {
-    pub pipeline: wgpu::ComputePipeline,
-    pub group: wgpu::BindGroup,
-}
-
-impl Kernel {
-    /// With buffers in the order of their bindings, from 0 on.
-    pub fn new(gpu: &Gpu, pipeline: &wgpu::ComputePipeline, buffers: &[&wgpu::Buffer]) -> Kernel {
-        let buffers: Vec<_> = (0..).zip(buffers.iter().copied()).collect();
-        Kernel::numbered(gpu, pipeline, &buffers)
-    }
-
-    /// With the numbers of the bindings.
-    pub fn numbered(gpu: &Gpu, pipeline: &wgpu::ComputePipeline, buffers: &[(u32, &wgpu::Buffer)]) -> Kernel {
-        Kernel { pipeline: pipeline.clone(), group: gpu.bind(pipeline, buffers) }
-    }
-
-    pub fn dispatch(&self, pass: &mut wgpu::ComputePass<'_>, x: u32, y: u32) {
-        pass.set_pipeline(&self.pipeline);
-        pass.set_bind_group(0, &self.group, &[]);
-        pass.dispatch_workgroups(x, y, 1);
-    }
-}
-
-struct Layer {
-    attention_norm: Kernel,
-    qkv: Product,
-    output: Product,
-    feed_forward_norm: Kernel,
-    gate_up: Product,
-    down: Product,
-}
 
 /// Weights, activations and kernels. Any number of caches can be used with it.
 pub struct Model {
@@ -105,109 +74,27 @@ impl Model {
         room: Room,
         mut progress: impl FnMut(u32, u32),
     ) -> Result<Model> {
-        // The kernel that multiplies takes tokens by 16.
-        let padded = |rows: u32| u64::from(rows.next_multiple_of(16));
-        let floats = |columns: u32, rows: u32| padded(rows) * u64::from(columns) * 4;
-        let queries = shape.query_heads * shape.head_dim;
-        let stride = shape.qkv();
-
-        let tokens = gpu.storage("tokens", padded(room.tokens) * 4)?;
-        let positions = gpu.storage("positions", padded(room.tokens) * 4)?;
-        let logit_rows = gpu.storage("rows of logits", padded(room.logits) * 4)?;
-        let every: Vec<u32> = (0..room.tokens.next_multiple_of(16)).collect();
-        let every = gpu.filled("every row", &every)?;
-        let stream = gpu.storage("residual stream", floats(shape.hidden, room.tokens))?;
-        let normed = gpu.storage("norm", floats(shape.hidden, room.tokens.max(room.logits)))?;
-        let qkv = gpu.storage("qkv", floats(stride, room.tokens))?;
-        let attended = gpu.storage("attention output", floats(queries, room.tokens))?;
-        let gated = gpu.storage("gate and up", floats(2 * shape.feed_forward, room.tokens))?;
-        let activated = gpu.storage("swiglu", floats(shape.feed_forward, room.tokens))?;
-        let logits = gpu.storage("logits", floats(shape.vocabulary, room.logits))?;
-
-        let norm = gpu.pipeline(
-            "rms_norm",
-            &[("COLUMNS", format!("{}u", shape.hidden)), ("EPSILON", format!("{:e}f", shape.epsilon))],
-            &[include_str!("../shaders/rms_norm.wgsl")],
-        );
-        let norm_of = |file: &mut Gguf, name: &str, rows: &wgpu::Buffer| -> Result<Kernel> {
-            let scale = gpu.filled(name, &file.floats(name, shape.hidden)?)?;
-            Ok(Kernel::new(&gpu, &norm, &[&scale, &stream, &normed, rows]))
-        };
-        let mut products = Products::new(&gpu);
-        let upload = |file: &mut Gguf, names: &[String], rows: u32, columns: u32| {
-            let matrix = Matrix::upload(&gpu, &names[0], &file.rows(names, columns)?, columns)?;
-            if matrix.rows() != rows {
-                bail!("{} has {} rows instead of {rows}", names.join(" and "), matrix.rows());
-            }
-            Ok(matrix)
-        };
-        let mut product =
-            |file: &mut Gguf, names: &[String], [rows, columns]: [u32; 2], from, to, epilogue| {
-                anyhow::Ok(products.bind(&upload(file, names, rows, columns)?, from, to, epilogue))
-            };
+        let activations = Activations::new(&gpu, &shape, room)?;
+        let mut loader = Loader::new(&gpu, &shape, &mut file, &activations);
         let mut layers = Vec::with_capacity(shape.layers as usize);
         for index in 0..shape.layers {
-            let of = |name: &str| format!("blk.{index}.{name}.weight");
-            let biases = ["q", "k", "v"].map(|name| format!("blk.{index}.attn_{name}.bias"));
-            let bias = if file.has(&biases[0]) {
-                let mut all = Vec::new();
-                let others = shape.kv_heads * shape.head_dim;
-                for (name, count) in biases.iter().zip([queries, others, others]) {
-                    all.extend(file.floats(name, count)?);
-                }
-                Epilogue::Bias(gpu.filled("bias", &all)?)
-            } else {
-                Epilogue::Store
-            };
-            let three = ["attn_q", "attn_k", "attn_v"].map(of);
-            let two = ["ffn_gate", "ffn_up"].map(of);
-            let (hidden, wide) = (shape.hidden, shape.feed_forward);
-            layers.push(Layer {
-                attention_norm: norm_of(&mut file, &of("attn_norm"), &every)?,
-                qkv: product(&mut file, &three, [stride, hidden], &normed, &qkv, bias)?,
-                output: product(
-                    &mut file,
-                    &[of("attn_output")],
-                    [hidden, queries],
-                    &attended,
-                    &stream,
-                    Epilogue::Add,
-                )?,
-                feed_forward_norm: norm_of(&mut file, &of("ffn_norm"), &every)?,
-                gate_up: product(&mut file, &two, [2 * wide, hidden], &normed, &gated, Epilogue::Store)?,
-                down: product(
-                    &mut file,
-                    &[of("ffn_down")],
-                    [hidden, wide],
-                    &activated,
-                    &stream,
-                    Epilogue::Add,
-                )?,
-            });
+            layers.push(loader.layer(index)?);
             // Uploads are copies on their way: after this, the memory that they are staged in is free again.
             gpu.submit(gpu.encoder());
             gpu.wait()?;
             progress(index + 1, shape.layers);
         }
-
-        let of_vocabulary =
-            |file: &mut Gguf, name: &str| upload(file, &[name.to_string()], shape.vocabulary, shape.hidden);
-        let embeddings = of_vocabulary(&mut file, "token_embd.weight")?;
-        let own = "output.weight";
-        let head = if file.has(own) {
-            products.bind(&of_vocabulary(&mut file, own)?, &normed, &logits, Epilogue::Store)
-        } else {
-            products.bind(&embeddings, &normed, &logits, Epilogue::Store)
-        };
-        let embed = products.gather(&embeddings, &tokens, &stream);
-        let final_norm = norm_of(&mut file, "output_norm.weight", &logit_rows)?;
-        let rope = rope(&gpu, &shape, room.context, stride, &positions, &qkv)?;
+        let (embed, head) = loader.vocabulary()?;
+        let final_norm = loader.norm("output_norm.weight", &activations.logit_rows)?;
+        let Activations { positions, qkv, gated, activated, .. } = &activations;
+        let rope = rope(&gpu, &shape, room.context, shape.qkv(), positions, qkv)?;
         let swiglu = gpu.pipeline(
             "swiglu",
             &[("COLUMNS", format!("{}u", shape.feed_forward))],
             &[include_str!("../shaders/swiglu.wgsl")],
         );
-        let swiglu = Kernel::new(&gpu, &swiglu, &[&gated, &activated]);
+        let swiglu = Kernel::new(&gpu, &swiglu, &[gated, activated]);
+        let Activations { tokens, positions, logit_rows, qkv, attended, logits, .. } = activations;
         Ok(Model {
             gpu,
             shape,
@@ -256,7 +143,8 @@ impl Model {
         Ok((context, sequence))
     }
 
-    /// Records a step of some sequences through the whole model. Its inputs are written to the queue: submit `encoder` before the next step is recorded.
+    /// Records a step of some sequences through the whole model. Its inputs are written to the queue: submit
+    /// `encoder` before the next step is recorded.
     ///
     /// Sequences lie one after the other, in tokens and in logits.
     pub fn step(

@@ -2,7 +2,7 @@
 
 use crate::gguf::Weights;
 use crate::gpu::Gpu;
-use crate::model::Kernel;
+use crate::kernel::Kernel;
 use anyhow::Result;
 use kivi_wgpu::wgpu;
 use std::collections::HashMap;
@@ -104,7 +104,8 @@ impl Rows {
     }
 }
 
-/// Codes and scales of rows, turned so that neighbouring rows are neighbours in memory (shaders/weights_four.wgsl).
+/// Codes and scales of rows, turned so that neighbouring rows are neighbours in memory
+/// (shaders/weights_four.wgsl).
 fn turn_four(words: &[u32], columns: u32) -> (Vec<[u32; 4]>, Vec<u32>) {
     let blocks = columns as usize / 32;
     let rows = words.len() / (blocks * 5);

@@ -19,7 +19,8 @@ impl Part {
     pub const ALL: [Part; 3] = [Part::Model, Part::Cache, Part::Head];
 }
 
-/// Timestamps of one step. It takes a compute pass per part instead of one for all, which costs some time itself.
+/// Timestamps of one step. It takes a compute pass per part instead of one for all, which costs some time
+/// itself.
 pub struct Profile {
     set: wgpu::QuerySet,
     resolved: wgpu::Buffer,
@@ -58,7 +59,8 @@ impl Profile {
         gpu.submit_and_read(encoder, &self.resolved, 0..u64::from(count) * 8)
     }
 
-    /// Waits for what [`Self::submit`] has returned: the milliseconds of each part, in the order of [`Part::ALL`].
+    /// Waits for what [`Self::submit`] has returned: the milliseconds of each part, in the order of
+    /// [`Part::ALL`].
     pub fn times(&mut self, gpu: &Gpu, ticks: Reading<u64>) -> Result<[f64; 3]> {
         let ticks = ticks.wait(gpu)?;
         let mut times = [0.0; 3];

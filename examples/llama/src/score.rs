@@ -1,7 +1,9 @@
-//! What a format costs in quality: losses of a real text, and divergence of next-token distributions from those of another cache.
+//! What a format costs in quality: losses of a real text, and divergence of next-token distributions from
+//! those of another cache.
 
 use crate::gpu::Gpu;
-use crate::model::{Context, Input, Kernel, Model, Wanted};
+use crate::kernel::Kernel;
+use crate::model::{Context, Input, Model, Wanted};
 use anyhow::Result;
 use kivi_wgpu::{SequenceId, wgpu};
 
@@ -46,8 +48,8 @@ impl Scorer {
         Ok(Scorer { kernel, logits: logits.clone(), reference, targets, scores, vocabulary })
     }
 
-    /// Submits the encoder of a step that has left logits, waits, and returns their scores against the tokens that came; `is_reference` makes them what later ones are
-    /// compared with.
+    /// Submits the encoder of a step that has left logits, waits, and returns their scores against the tokens
+    /// that came; `is_reference` makes them what later ones are compared with.
     pub fn submit(
         &self,
         gpu: &Gpu,
@@ -66,9 +68,11 @@ impl Scorer {
     }
 }
 
-/// Reads `tokens` in steps of `chunk` into a sequence of every context, and scores the predictions of those from position `from` on against the first context's.
+/// Reads `tokens` in steps of `chunk` into a sequence of every context, and scores the predictions of those
+/// from position `from` on against the first context's.
 ///
-/// Returns the scores of each context; the sequences hold the tokens then. `progress` is told how many tokens have been read by one context more.
+/// Returns the scores of each context; the sequences hold the tokens then. `progress` is told how many tokens
+/// have been read by one context more.
 pub fn read_and_score(
     model: &Model,
     contexts: &mut [(Context, SequenceId)],
@@ -105,8 +109,8 @@ pub fn read_and_score(
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Summary {
     pub perplexity: f64,
-    /// Relative change of perplexity against the reference's, and its standard error. Errors take tokens as independent of each other; neighbours share a past, so they
-    /// are somewhat small.
+    /// Relative change of perplexity against the reference's, and its standard error. Errors take tokens as
+    /// independent of each other; neighbours share a past, so they are somewhat small.
     pub change: f64,
     pub change_error: f64,
     /// Mean KL divergence in nats, and its standard error.
@@ -126,7 +130,8 @@ impl Summary {
             (mean, (variance / n).sqrt())
         };
         let (loss, _) = mean(&|i| scores[i].loss.into());
-        // Losses of the same token with two caches differ far less than losses of different tokens: so the error is that of the differences.
+        // Losses of the same token with two caches differ far less than losses of different tokens: so the
+        // error is that of the differences.
         let (difference, error) = mean(&|i| f64::from(scores[i].loss) - f64::from(reference[i].loss));
         let (divergence, divergence_error) = mean(&|i| scores[i].divergence.into());
         Summary {

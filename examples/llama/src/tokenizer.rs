@@ -51,7 +51,8 @@ impl Tokenizer {
             "gpt2" => {
                 model["merges"] = json!(file.texts("tokenizer.ggml.merges")?);
                 decoder = byte_level(true);
-                // Old converters have not written it: how the model was trained to split words is unknown then.
+                // Old converters have not written it: how the model was trained to split words is unknown
+                // then.
                 let splits = file.string("tokenizer.ggml.pre")?;
                 let splits = splits.context("the file has no tokenizer.ggml.pre: convert the model anew")?;
                 (normalizer, pre_tokenizer) = match splits {
@@ -131,7 +132,8 @@ impl Tokenizer {
         Ok(Tokenizer { inner, plain, control, marks, template, bos, adds_bos, ends })
     }
 
-    /// The tokens of a text, special ones by their names; with the token that begins a text if the model wants it.
+    /// The tokens of a text, special ones by their names; with the token that begins a text if the model
+    /// wants it.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let bos = self.bos.filter(|_| self.adds_bos);
         Ok(bos.into_iter().chain(self.encode_part(text)?).collect())
@@ -281,7 +283,8 @@ fn ids(tokenizer: &tokenizers::Tokenizer, text: &str) -> Result<Vec<u32>> {
     Ok(tokenizer.encode_fast(text, false).map_err(failed)?.get_ids().to_vec())
 }
 
-/// The merges of a SentencePiece vocabulary, which has scores instead: every way to join two pieces to a third, those of higher scores first.
+/// The merges of a SentencePiece vocabulary, which has scores instead: every way to join two pieces to a
+/// third, those of higher scores first.
 fn merges(tokens: &[String], vocabulary: &HashMap<&str, usize>, scores: &[f32]) -> Vec<[String; 2]> {
     let mut order: Vec<usize> = (0..tokens.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));

@@ -1,4 +1,5 @@
-//! The model against losses that others computed with the same weights in f32 (tests/data/smollm2_reference.json). Needs the model: `cargo xtask model`.
+//! The model against losses that others computed with the same weights in f32
+//! (tests/data/smollm2_reference.json). Needs the model: `cargo xtask model`.
 
 use llama::gguf::Gguf;
 use llama::gpu::Gpu;
@@ -59,7 +60,8 @@ fn tokens_are_the_reference_tokens() {
     assert_eq!(turn[0], 1);
 }
 
-/// 16 bits give the reference's losses, one by one; KIVI's 2 bits give worse ones, its 4 bits nearly the same.
+/// 16 bits give the reference's losses, one by one; KIVI's 2 bits give worse ones, its 4 bits nearly the
+/// same.
 #[test]
 fn losses_are_the_reference_losses() {
     let Some(path) = model("losses_are_the_reference_losses") else { return };

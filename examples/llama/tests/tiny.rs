@@ -1,5 +1,6 @@
-//! What SmolLM2's file does not have, on tiny models of random weights: biases, RoPE of halves and of scaled frequencies, 4-bit blocks of both kinds among others, SentencePiece.
-//! Tokens and losses are llama.cpp's, of the same weights in f32 (tests/tiny/make.py).
+//! What SmolLM2's file does not have, on tiny models of random weights: biases, RoPE of halves and of scaled
+//! frequencies, 4-bit blocks of both kinds among others, SentencePiece. Tokens and losses are llama.cpp's, of
+//! the same weights in f32 (tests/tiny/make.py).
 
 use llama::format::Format;
 use llama::gguf::Gguf;

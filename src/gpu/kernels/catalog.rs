@@ -4,13 +4,11 @@ use super::lane_order;
 use super::{Context, Pass, ShaderSource, Variant};
 use crate::config::{CacheConfig, LayerAttention};
 use crate::format::{Axis, Bits, Dtype, TensorFormat, ZeroPoint};
-use crate::geometry::Geometry;
+use crate::schedule::{TileLimits, Tiles};
+use crate::shape::Shape;
 
 /// Every trait of a head_dim that shaders tell apart: see `traits` below.
 const HEAD_DIMS: [u32; 8] = [8, 40, 64, 80, 128, 136, 256, 512];
-
-/// Slabs as on a device with WebGPU's default limits.
-const MAX_SLAB_BYTES: u64 = 128 << 20;
 
 /// A kernel and the configuration that it is for.
 #[derive(Debug, Clone)]
@@ -20,25 +18,28 @@ pub struct CatalogEntry {
     pub name: String,
     /// Its entry point.
     pub entry_point: &'static str,
-    /// The variant that runs it. Variants share many passes: entries may differ in nothing but unused constants.
+    /// The variant that runs it. Variants share many passes: entries may differ in nothing but unused
+    /// constants.
     pub variant: Variant,
     /// The WGSL.
     pub source: ShaderSource,
 }
 
-/// Every pass of every variant: for all pairs of widths and one head_dim of each kind, and with each other choice of a configuration in turn.
+/// Every pass of every variant: for all pairs of widths and one head_dim of each kind, and with each other
+/// choice of a configuration in turn.
 pub fn catalog() -> Vec<CatalogEntry> {
     let mut entries = Vec::new();
     for (configuration, config) in configurations() {
         // All of them are valid: a test checks it.
-        let Ok(g) = Geometry::new(&config, MAX_SLAB_BYTES) else { continue };
-        for variant in Variant::ALL.iter().copied().filter(|v| v.supports(&g).is_ok()) {
-            for pass in Pass::all(&g) {
+        let Ok(s) = Shape::new(&config) else { continue };
+        let tiles = Tiles::new(&s, &TileLimits::WGSL);
+        for variant in Variant::ALL.iter().copied().filter(|v| v.supports(&s).is_ok()) {
+            for pass in Pass::of(&s, &tiles) {
                 let name = format!("{}/{variant:?}/{configuration}", pass_name(pass)).to_lowercase();
-                let (entry_point, source) = (pass.entry_point(), pass.source(&g, variant));
+                let (entry_point, source) = (pass.entry_point(), pass.source(&s, variant));
                 entries.push(CatalogEntry { name, entry_point, variant, source });
             }
-            let context = Context::new(&g, variant);
+            let context = Context::new(&s, &tiles, variant);
             if context.needs_linear_lanes() {
                 let name = format!("lane_order/{variant:?}/{configuration}").to_lowercase();
                 let (entry_point, source) = ("lane_order", lane_order::source(&context));
@@ -64,8 +65,8 @@ fn pass_name(pass: Pass) -> String {
 fn configurations() -> Vec<(String, CacheConfig)> {
     let base = |head_dim: u32, ratio: u32| CacheConfig::new(1, 8 * ratio, 8, head_dim);
     let mut configs = Vec::new();
-    for keys in Bits::ALL {
-        for values in Bits::ALL {
+    for &keys in Bits::ALL {
+        for &values in Bits::ALL {
             let name = format!("k{}v{}", keys.get(), values.get());
             for head_dim in HEAD_DIMS {
                 configs.push((format!("{name}-d{head_dim}"), base(head_dim, 4).with_bits(keys, values)));
@@ -95,7 +96,7 @@ fn configurations() -> Vec<(String, CacheConfig)> {
                     other(&format!("g{group}"), base(head_dim, 4).with_group_size(group));
                 }
                 other("gv", base(head_dim, 4).with_value_group_size(head_dim));
-                for format in Dtype::ALL.into_iter().filter(|d| *d != Dtype::F16) {
+                for format in Dtype::ALL.iter().copied().filter(|d| *d != Dtype::F16) {
                     other(&format!("{format:?}"), base(head_dim, 4).with_window_format(format));
                 }
                 other("rounded", base(head_dim, 4).with_zero_point(ZeroPoint::Rounded));
@@ -132,15 +133,17 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// What makes shaders of two head_dims differ in more than the values of constants: whether the last chunk of 16 channels is full and shares among
-    /// invocations are even, how many rows a workgroup takes, and which variants there are.
+    /// What makes shaders of two head_dims differ in more than the values of constants: whether the last
+    /// chunk of 16 channels is full and shares among invocations are even, how many rows a workgroup takes,
+    /// and which variants there are.
     fn traits(head_dim: u32) -> [String; 3] {
-        let g = Geometry::new(&CacheConfig::new(1, 32, 8, head_dim), MAX_SLAB_BYTES).unwrap();
-        let variants: Vec<_> = Variant::ALL.iter().copied().filter(|v| v.supports(&g).is_ok()).collect();
+        let s = Shape::new(&CacheConfig::new(1, 32, 8, head_dim)).unwrap();
+        let tiles = Tiles::new(&s, &TileLimits::WGSL);
+        let variants: Vec<_> = Variant::ALL.iter().copied().filter(|v| v.supports(&s).is_ok()).collect();
         let even = head_dim.div_ceil(16).is_power_of_two();
         [
             format!("full chunks {}, even shares {even}", head_dim.is_multiple_of(16)),
-            format!("rows {:?}, fold {}", g.split_tiles(), g.fold_tile()),
+            format!("rows {:?}, prefill {}", tiles.decode_tiles(), tiles.prefill_tile()),
             format!("{variants:?}"),
         ]
     }
@@ -158,7 +161,7 @@ mod tests {
     #[test]
     fn the_configurations_of_the_catalog_are_valid() {
         for (name, config) in configurations() {
-            Geometry::new(&config, MAX_SLAB_BYTES).unwrap_or_else(|e| panic!("{name}: {e}"));
+            Shape::new(&config).unwrap_or_else(|e| panic!("{name}: {e}"));
         }
     }
 
@@ -167,8 +170,8 @@ mod tests {
         let entries = catalog();
         let names: BTreeSet<_> = entries.iter().map(|e| &e.name).collect();
         assert_eq!(names.len(), entries.len());
-        for keys in Bits::ALL {
-            for values in Bits::ALL {
+        for &keys in Bits::ALL {
+            for &values in Bits::ALL {
                 let pair = format!("/k{}v{}-", keys.get(), values.get());
                 for &variant in Variant::ALL {
                     let wanted = |e: &CatalogEntry| e.variant == variant && e.name.contains(&pair);

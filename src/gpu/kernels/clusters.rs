@@ -1,4 +1,5 @@
-//! Attention by clusters of invocations that exchange data by subgroup shuffles: no workgroup memory, no barrier.
+//! Attention by clusters of invocations that exchange data by subgroup shuffles: no workgroup memory, no
+//! barrier.
 
 use super::needs::Needs;
 use super::source::{Piece, pieces};
@@ -32,13 +33,13 @@ pub(super) fn decode_unpacked(c: &Context<'_>, rows: u32) -> Kernel {
 /// Long chunks over packed pages.
 pub(super) fn prefill_packed(c: &Context<'_>) -> Kernel {
     let kernel = Kernel::new(c, "prefill_packed", PACKED, Bindings::Attend, packed_pieces());
-    clustered(c, kernel.with(pieces!["prefill_packed_clusters.wgsl"]), c.tiles.fold_tile(), 1, true)
+    clustered(c, kernel.with(pieces!["prefill_packed_clusters.wgsl"]), c.tiles.prefill_tile(), 1, true)
 }
 
 /// Long chunks over unpacked tokens.
 pub(super) fn prefill_unpacked(c: &Context<'_>) -> Kernel {
     let kernel = Kernel::new(c, "prefill_unpacked", UNPACKED, Bindings::Attend, unpacked_pieces());
-    clustered(c, kernel.with(pieces!["prefill_unpacked_clusters.wgsl"]), c.tiles.fold_tile(), 1, true)
+    clustered(c, kernel.with(pieces!["prefill_unpacked_clusters.wgsl"]), c.tiles.prefill_tile(), 1, true)
 }
 
 fn packed_pieces() -> [Piece; 5] {

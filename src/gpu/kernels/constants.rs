@@ -2,8 +2,7 @@
 
 use super::{Context, MAX_WORKGROUPS};
 use crate::format::{Axis, Bits, Dtype, Tensor, inverse_rotation_scale, rotation_scale, rotation_size};
-use crate::geometry::{ITEM_WORDS, SPLIT_WORDS, TILE_WORDS};
-use crate::gpu::io::ABSENT;
+use crate::gpu::params::ABSENT;
 use crate::plan::Slot;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -58,12 +57,9 @@ impl Constants {
         let (shape, layout) = (c.shape, &c.shape.layout);
         let mut k = Constants::default();
         k.u32("MAX_GROUPS", MAX_WORKGROUPS);
-        k.u32("TILE_WORDS", TILE_WORDS);
-        k.u32("ITEM_WORDS", ITEM_WORDS);
-        k.u32("SPLIT_WORDS", SPLIT_WORDS);
         k.u32("HEAD_DIM", layout.head_dim);
         k.u32("KV_HEADS", layout.kv_heads);
-        k.u32("HEADS_PER_KV", shape.heads_per_group);
+        k.u32("HEADS_PER_KV", shape.heads_per_kv);
         k.u32("F32", Dtype::F32.index());
         k.u32("F16", Dtype::F16.index());
         k.u32("BF16", Dtype::Bf16.index());
@@ -134,7 +130,8 @@ impl Constants {
             let bits = t.format.bits;
             let values = [
                 bits.get(),
-                // Of the plane of the low bits; a width that is not a power of two has a high bit in another plane.
+                // Of the plane of the low bits; a width that is not a power of two has a high bit in another
+                // plane.
                 bits.low_bits(),
                 bits.low_words(layout.head_dim),
                 32 / bits.low_bits(),

@@ -1,5 +1,5 @@
-//! Attention of decode steps: a workgroup takes a tile of rows and a split of up to 256 tokens, and writes a partial
-//! result per row.
+//! Attention of decode steps: a workgroup takes a tile of rows and a split of up to 256 tokens, and writes a
+//! partial result per row.
 
 use super::source::{Piece, pieces};
 use super::{Bindings, Context, Kernel, previous_power_of_two};
@@ -111,10 +111,10 @@ impl TileShape {
         // Of one invocation, for keys.
         let key_rows = rows.min(4);
         let row_groups = rows / key_rows;
-        // Invocations that share the channels of a row group's keys. Long sequences have more pages than a GPU can
-        // hold, where more invocations for each cost more than they gain, except that integer dot products then
-        // need fewer registers. But unpacked tokens fill one or two splits: few invocations would wait for their
-        // loads.
+        // Invocations that share the channels of a row group's keys. Long sequences have more pages than a
+        // GPU can hold, where more invocations for each cost more than they gain, except that integer dot
+        // products then need fewer registers. But unpacked tokens fill one or two splits: few invocations
+        // would wait for their loads.
         let key_slices = match source {
             Source::Page => 1,
             Source::PageByDots => (key_rows / 2).max(1),

@@ -5,8 +5,8 @@ use super::source::pieces;
 use super::{Context, Kernel};
 use crate::format::{Axis, Bits, Tensor};
 
-/// Over packed pages: by dot products where workgroup memory holds the queries of a tile's rows, times the scales of
-/// each block, in bytes; else in f32.
+/// Over packed pages: by dot products where workgroup memory holds the queries of a tile's rows, times the
+/// scales of each block, in bytes; else in f32.
 pub(super) fn packed(c: &Context<'_>, rows: u32) -> Kernel {
     let mut kernel = if fits(c, rows) {
         let shape = TileShape::new(c, rows, Source::PageByDots);
@@ -18,8 +18,8 @@ pub(super) fn packed(c: &Context<'_>, rows: u32) -> Kernel {
     } else {
         decode::packed(c, rows)
     };
-    // DXC refuses what naga makes of `dot4I8Packed`: `dot4add_i8packed(a, b, 0)`, whose 0 it takes for a 64-bit
-    // integer (<https://github.com/microsoft/DirectXShaderCompiler/issues/7400>).
+    // DXC refuses what naga makes of `dot4I8Packed`: `dot4add_i8packed(a, b, 0)`, whose 0 it takes for a
+    // 64-bit integer (<https://github.com/microsoft/DirectXShaderCompiler/issues/7400>).
     kernel.needs.not_on = Some(wgpu::Backend::Dx12);
     kernel
 }
@@ -37,7 +37,7 @@ pub(super) fn supports(c: &Context<'_>) -> Result<(), &'static str> {
     if !layout.head_dim.is_multiple_of(16) {
         return Err("a head_dim that is a multiple of 16");
     }
-    if !c.tiles.split_tiles().into_iter().any(|rows| fits(c, rows)) {
+    if !c.tiles.decode_tiles().into_iter().any(|rows| fits(c, rows)) {
         return Err("at most 8 query heads per KV head");
     }
     Ok(())

@@ -5,8 +5,7 @@ use super::clusters::{WORKGROUP, lanes};
 use super::constants::Constants;
 use super::source::{ShaderSource, pieces};
 use crate::error::Error;
-use crate::gpu::buffers::{buffer, now_or_never, scoped};
-use crate::gpu::read::Mapping;
+use crate::gpu::device::{Mapping, buffer, now_or_never, scoped};
 
 /// The check's shader.
 pub(super) fn source(c: &Context<'_>) -> ShaderSource {

@@ -9,8 +9,8 @@ pub(super) fn merge(c: &Context<'_>, rows: u32) -> Kernel {
     let vecs = (c.shape.layout.head_dim / 4).next_power_of_two();
     let workgroup = match c.variant.merge() {
         MergeKernels::Wide => 256,
-        // Few splits leave most invocations without work, which costs a software adapter more than it gains with
-        // many.
+        // Few splits leave most invocations without work, which costs a software adapter more than it gains
+        // with many.
         MergeKernels::Narrow => vecs.max(64),
     };
     let mut kernel = Kernel::new(c, "merge", "src/oracle/merge.rs", Bindings::Merge, pieces!["merge.wgsl"]);

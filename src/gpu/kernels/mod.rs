@@ -1,9 +1,9 @@
 //! What the GPU runs: one file per family of kernels.
 //!
-//! A [`Pass`] says what is done in a layer, a [`Kernel`] how. The file of a family says all that there is to know of
-//! its kernels: the WGSL pieces, the constants that it gives them, what they need of a device, their workgroup
-//! memory, their bindings, their grid, and the plain Rust that they are tested against. Where several kernels do
-//! the same, the [`Variant`] chooses one for decode steps and one for prefill.
+//! A [`Pass`] says what is done in a layer, a [`Kernel`] how. The file of a family says all that there is to
+//! know of its kernels: the WGSL pieces, the constants that it gives them, what they need of a device, their
+//! workgroup memory, their bindings, their grid, and the plain Rust that they are tested against. Where
+//! several kernels do the same, the [`Variant`] chooses one for decode steps and one for prefill.
 
 mod append;
 mod catalog;
@@ -22,6 +22,7 @@ mod rotate;
 mod set;
 mod source;
 mod store;
+mod twins;
 mod unpack;
 mod variant;
 
@@ -30,14 +31,15 @@ pub use source::ShaderSource;
 pub use store::{Kernels, Progress};
 pub use variant::Variant;
 
-pub(super) use layouts::{CacheLayouts, HostLayouts, Layouts};
+pub(super) use layouts::{CacheLayouts, Layouts};
 pub(super) use set::KernelSet;
 
 use layouts::Bindings;
 
 use crate::error::Error;
 use crate::format::Tensor;
-use crate::geometry::Geometry;
+use crate::schedule::{TileLimits, Tiles};
+use crate::shape::Shape;
 use constants::Constants;
 use needs::Needs;
 use source::Piece;
@@ -80,10 +82,14 @@ pub enum Pass {
 }
 
 impl Pass {
-    /// Every pass that a cache of this geometry can run.
-    pub fn all(g: &Geometry) -> Vec<Pass> {
+    /// Every pass that layers of a shape can run.
+    pub fn all(s: &Shape) -> Vec<Pass> {
+        Pass::of(s, &Tiles::new(s, &TileLimits::WGSL))
+    }
+
+    pub(crate) fn of(s: &Shape, tiles: &Tiles) -> Vec<Pass> {
         let mut passes = vec![Pass::Append];
-        let tensors = [Tensor::Keys, Tensor::Values].map(|tensor| g.layout.tensor(tensor));
+        let tensors = [Tensor::Keys, Tensor::Values].map(|tensor| s.layout.tensor(tensor));
         for t in tensors {
             passes.extend(t.rotates_apart().then_some(Pass::RotateRows(t.tensor)));
             passes.push(Pass::Pack(t.tensor));
@@ -95,14 +101,14 @@ impl Pass {
         for t in tensors.into_iter().filter(|t| t.format.rotated) {
             passes.push(Pass::UnpackRotated(t.tensor));
         }
-        if g.layout.keys.rotated {
+        if s.layout.keys.rotated {
             passes.push(Pass::RotateQueries);
         }
-        for rows in g.split_tiles() {
+        for rows in tiles.decode_tiles() {
             passes.extend([Pass::DecodePacked(rows), Pass::DecodeUnpacked(rows), Pass::Merge(rows)]);
         }
-        if g.may_fold() {
-            passes.extend([Pass::PrefillPacked, Pass::PrefillUnpacked, Pass::Merge(g.fold_tile())]);
+        if tiles.may_prefill() {
+            passes.extend([Pass::PrefillPacked, Pass::PrefillUnpacked, Pass::Merge(tiles.prefill_tile())]);
         }
         passes
     }
@@ -160,44 +166,48 @@ impl Pass {
         }
     }
 
-    /// The shader for a cache of this geometry that runs this variant.
-    pub fn source(self, g: &Geometry, variant: Variant) -> ShaderSource {
-        self.kernel(&Context::new(g, variant)).source()
+    /// The shader for layers of a shape that run this variant.
+    pub fn source(self, s: &Shape, variant: Variant) -> ShaderSource {
+        self.in_layers(s, variant).source()
     }
 
     /// Bytes of workgroup memory that it declares.
-    pub fn workgroup_bytes(self, g: &Geometry, variant: Variant) -> u32 {
-        self.kernel(&Context::new(g, variant)).workgroup_bytes
+    pub fn workgroup_bytes(self, s: &Shape, variant: Variant) -> u32 {
+        self.in_layers(s, variant).workgroup_bytes
     }
 
     /// The Rust that computes the same: a file below the crate's root.
-    pub fn twin(self, g: &Geometry, variant: Variant) -> &'static str {
-        self.kernel(&Context::new(g, variant)).twin
+    pub fn twin(self, s: &Shape, variant: Variant) -> &'static str {
+        self.in_layers(s, variant).twin
+    }
+
+    fn in_layers(self, s: &Shape, variant: Variant) -> Kernel {
+        self.kernel(&Context::new(s, &Tiles::new(s, &TileLimits::WGSL), variant))
     }
 }
 
 /// What kernels are made for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Context<'a> {
-    pub(crate) shape: &'a Geometry,
-    pub(crate) tiles: &'a Geometry,
+    pub(crate) shape: &'a Shape,
+    pub(crate) tiles: &'a Tiles,
     pub(crate) variant: Variant,
 }
 
 impl<'a> Context<'a> {
-    pub(crate) fn new(g: &'a Geometry, variant: Variant) -> Context<'a> {
-        Context { shape: g, tiles: g, variant }
+    pub(crate) fn new(shape: &'a Shape, tiles: &'a Tiles, variant: Variant) -> Context<'a> {
+        Context { shape, tiles, variant }
     }
 
     /// Bytes of workgroup memory that the largest kernel needs.
     pub(crate) fn workgroup_bytes(&self) -> u32 {
-        let passes = Pass::all(self.shape).into_iter();
+        let passes = Pass::of(self.shape, self.tiles).into_iter();
         passes.map(|pass| pass.kernel(self).workgroup_bytes).max().unwrap_or(0)
     }
 
     /// Whether a device has what every kernel needs; if not, what is missing.
     pub(crate) fn check(&self, device: &wgpu::Device) -> Result<(), &'static str> {
-        Pass::all(self.shape).into_iter().try_for_each(|pass| {
+        Pass::of(self.shape, self.tiles).into_iter().try_for_each(|pass| {
             let kernel = pass.kernel(self);
             kernel.needs.check(device, kernel.workgroup_bytes)
         })
@@ -205,7 +215,7 @@ impl<'a> Context<'a> {
 
     /// Whether some kernel needs a workgroup's invocations to be numbered subgroup by subgroup.
     pub(crate) fn needs_linear_lanes(&self) -> bool {
-        Pass::all(self.shape).into_iter().any(|pass| pass.kernel(self).needs.linear_lanes)
+        Pass::of(self.shape, self.tiles).into_iter().any(|pass| pass.kernel(self).needs.linear_lanes)
     }
 }
 
@@ -270,8 +280,8 @@ impl Kernel {
 pub(crate) struct Grid {
     /// Items of work for one record of the plan.
     pub(crate) per_record: u32,
-    /// Items that one workgroup takes at most, one after the other: few are divided among more workgroups. It does
-    /// not change a bit.
+    /// Items that one workgroup takes at most, one after the other: few are divided among more workgroups. It
+    /// does not change a bit.
     pub(crate) items_at_most: u32,
     /// Workgroups that share an item.
     pub(crate) sharing: u32,
@@ -314,11 +324,17 @@ fn previous_power_of_two(n: u32) -> u32 {
     1 << n.max(1).ilog2()
 }
 
-/// Whether a device can run the portable kernels, which need the most that WebGPU's defaults have.
+/// Whether a device can run the portable kernels, which need the most that WebGPU's defaults have, with plans
+/// of so many bytes.
 ///
 /// # Errors
 /// [`Error::LimitTooLow`].
-pub(super) fn check_limits(g: &Geometry, limits: &wgpu::Limits) -> Result<(), Error> {
+pub(super) fn check_limits(
+    s: &Shape,
+    tiles: &Tiles,
+    plan_bytes: u64,
+    limits: &wgpu::Limits,
+) -> Result<(), Error> {
     let need = |limit, available: u64, needed: u64, what, instead| {
         if available >= needed {
             Ok(())
@@ -331,7 +347,7 @@ pub(super) fn check_limits(g: &Geometry, limits: &wgpu::Limits) -> Result<(), Er
     let buffers = u64::from(limits.max_storage_buffers_per_shader_stage);
     need("max_storage_buffers_per_shader_stage", buffers, 8, what, other)?;
     let memory = u64::from(limits.max_compute_workgroup_storage_size);
-    let least = u64::from(Context::new(g, Variant::Portable).workgroup_bytes());
+    let least = u64::from(Context::new(s, tiles, Variant::Portable).workgroup_bytes());
     let smaller = "use a smaller head_dim or larger groups";
     need("max_compute_workgroup_storage_size", memory, least, what, smaller)?;
     let invocations = u64::from(limits.max_compute_invocations_per_workgroup);
@@ -340,8 +356,7 @@ pub(super) fn check_limits(g: &Geometry, limits: &wgpu::Limits) -> Result<(), Er
     need("max_compute_workgroup_size_x", width, 256, what, other)?;
     let groups = u64::from(limits.max_compute_workgroups_per_dimension);
     need("max_compute_workgroups_per_dimension", groups, MAX_WORKGROUPS.into(), "long work lists", other)?;
-    let most = g.plan_bytes().max(g.promised_plan_bytes);
     let binding = limits.max_storage_buffer_binding_size;
     let instead = "lower max_sequences, max_batch_tokens or capacity";
-    need("max_storage_buffer_binding_size", binding, most, "a step's plan", instead)
+    need("max_storage_buffer_binding_size", binding, plan_bytes, "a step's plan", instead)
 }

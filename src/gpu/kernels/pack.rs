@@ -54,8 +54,8 @@ pub(super) fn pack(c: &Context<'_>, tensor: Tensor) -> Kernel {
 struct PackShape {
     /// Tokens whose groups a workgroup packs: all of them, unless groups are per token.
     tokens: u32,
-    /// Channels whose groups a workgroup packs: whole words of every plane, and all of them unless groups are per
-    /// channel.
+    /// Channels whose groups a workgroup packs: whole words of every plane, and all of them unless groups are
+    /// per channel.
     channels: u32,
     /// Groups, and so parameters, of one workgroup.
     groups: u32,
@@ -66,9 +66,9 @@ struct PackShape {
 }
 
 impl PackShape {
-    /// Workgroup memory holds a thousand parameters, and two thousand rotated elements. Clipping tries so much that
-    /// more workgroups share a block; besides, lavapipe ends every loop of an invocation that has gone round 65535
-    /// times in all.
+    /// Workgroup memory holds a thousand parameters, and two thousand rotated elements. Clipping tries so
+    /// much that more workgroups share a block; besides, lavapipe ends every loop of an invocation that has
+    /// gone round 65535 times in all.
     fn new(layout: &TensorLayout) -> PackShape {
         let TensorFormat { rotated, clipping, .. } = layout.format;
         let (head_dim, group) = (layout.head_dim, layout.group);

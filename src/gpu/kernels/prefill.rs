@@ -1,5 +1,5 @@
-//! Attention of long chunks: a workgroup takes a tile of rows and a run of splits, whose codes it expands once for
-//! all rows, and extends the rows' partial results.
+//! Attention of long chunks: a workgroup takes a tile of rows and a run of splits, whose codes it expands
+//! once for all rows, and extends the rows' partial results.
 
 use super::source::pieces;
 use super::{Bindings, Context, Kernel, previous_power_of_two};
@@ -24,7 +24,7 @@ pub(super) fn unpacked(c: &Context<'_>) -> Kernel {
 
 /// Adds what lib/prefill.wgsl reads: how a tile is divided among the 256 invocations of a workgroup.
 fn tiled(c: &Context<'_>, mut kernel: Kernel) -> Kernel {
-    let rows = c.tiles.fold_tile();
+    let rows = c.tiles.prefill_tile();
     let vecs = c.shape.layout.head_dim / 4;
     let columns = 256 / (rows / 4);
     let key_tile = columns.max(32);

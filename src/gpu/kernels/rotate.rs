@@ -23,7 +23,7 @@ pub(super) fn queries(c: &Context<'_>) -> Kernel {
     let pieces = pieces!["lib/rotation.wgsl", "rotate_queries.wgsl"];
     let mut kernel = Kernel::new(c, "rotate_queries", "src/format/rotation.rs", Bindings::Rotate, pieces);
     kernel.workgroup_bytes = 4 * layout.head_dim;
-    kernel.grid.per_record = c.shape.heads_per_group;
+    kernel.grid.per_record = c.shape.heads_per_kv;
     kernel.grid.y = GridY::Fixed(layout.kv_heads);
     kernel
 }

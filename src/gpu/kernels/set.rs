@@ -2,7 +2,8 @@
 
 use super::{Context, Grid, Kernel, Kernels, Pass, Variant};
 use crate::error::Error;
-use crate::geometry::Geometry;
+use crate::schedule::Tiles;
+use crate::shape::Shape;
 use std::collections::HashMap;
 
 /// By pass: which kernel it is, and its pipeline as far as it has been needed.
@@ -15,10 +16,10 @@ pub(crate) struct KernelSet {
 
 impl KernelSet {
     /// Nothing is built yet.
-    pub(crate) fn new(store: Kernels, g: &Geometry, variant: Variant) -> KernelSet {
-        let context = Context::new(g, variant);
+    pub(crate) fn new(store: Kernels, s: &Shape, tiles: &Tiles, variant: Variant) -> KernelSet {
+        let context = Context::new(s, tiles, variant);
         let of = |pass: Pass| (pass, (pass.kernel(&context), None));
-        KernelSet { store, variant, kernels: Pass::all(g).into_iter().map(of).collect() }
+        KernelSet { store, variant, kernels: Pass::of(s, tiles).into_iter().map(of).collect() }
     }
 
     pub(crate) fn variant(&self) -> Variant {

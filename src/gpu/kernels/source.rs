@@ -1,10 +1,11 @@
 //! Shader assembly: a prelude of constants and the pieces of a kernel, concatenated.
 //!
 //! A piece is a file of `shaders/`. Its head names the constants that it reads, on lines that begin with
-//! `// Constants:` and end with a full stop; the prelude has these and no others, so that two kernels that do the
-//! same have the same text.
+//! `// Constants:` and end with a full stop, and likewise the records of plans (`// Records:`). The prelude
+//! has these and no others, so that two kernels that do the same have the same text.
 
 use super::constants::Constants;
+use super::twins::twins;
 
 /// A file of `shaders/`.
 #[derive(Debug, Clone, Copy)]
@@ -26,14 +27,14 @@ macro_rules! pieces {
 pub(crate) use pieces;
 
 impl Piece {
-    /// The constants that the head of the file declares.
-    fn constants(self) -> impl Iterator<Item = &'static str> {
+    /// What the head of the file declares of a kind.
+    fn declared(self, kind: &'static str) -> impl Iterator<Item = &'static str> {
         let head = self.text.lines().take_while(|line| line.starts_with("//"));
         let mut inside = false;
         head.filter_map(move |line| {
             let line = line.trim_start_matches("//").trim_start();
-            let list = match line.strip_prefix("Constants: ") {
-                Some(first) => first,
+            let list = match line.strip_prefix(kind) {
+                Some(first) => first.trim_start(),
                 None if inside => line,
                 None => return None,
             };
@@ -57,7 +58,9 @@ pub struct ShaderSource {
 impl ShaderSource {
     pub(super) fn new(pieces: &[Piece], constants: &Constants, subgroups: bool) -> ShaderSource {
         let mut source = ShaderSource { text: String::new(), subgroups, pieces: Vec::new() };
-        source.push("prelude", &constants.declared(pieces.iter().flat_map(|piece| piece.constants())));
+        let declared = |kind| pieces.iter().flat_map(move |piece| piece.declared(kind));
+        let constants = constants.declared(declared("Constants:"));
+        source.push("prelude", &format!("{constants}{}", twins(declared("Records:"))));
         for piece in pieces {
             source.push(piece.path, piece.text);
         }

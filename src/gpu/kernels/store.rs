@@ -2,23 +2,22 @@
 
 use super::{Kernel, Layouts};
 use crate::error::Error;
-use crate::gpu::buffers::now_or_never;
+use crate::gpu::device::now_or_never;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The compiled kernels of a device, which several caches may share: each kernel is built once, when a cache first
-/// needs it. A clone is the same store.
+/// The compiled kernels of a device, which several caches may share: each kernel is built once, when a cache
+/// first needs it. A clone is the same store.
 ///
-/// A cache that is given none has one of its own. Building all kernels of a configuration takes seconds on some
-/// drivers, so hosts with several caches, or one cache after the other, keep one:
+/// A cache that is given none has one of its own. Building all kernels of a configuration takes seconds on
+/// some drivers, so hosts with several caches, or one cache after the other, keep one:
 ///
 /// ```no_run
 /// # use kivi_wgpu::{CacheConfig, Error, Kernels, KvCache, KvCacheOptions, wgpu};
-/// # fn run(device: &wgpu::Device, queue: &wgpu::Queue, small: &CacheConfig, large: &CacheConfig) -> Result<(), Error> {
-/// let kernels = Kernels::new(device);
-/// let options = KvCacheOptions::default().with_kernels(&kernels);
-/// let one = KvCache::with_options_blocking(device, queue, small, &options)?;
-/// let other = KvCache::with_options_blocking(device, queue, large, &options)?;
+/// # fn run(device: &wgpu::Device, queue: &wgpu::Queue, small: &CacheConfig, large: &CacheConfig) ->
+/// Result<(), Error> { let kernels = Kernels::new(device); let options =
+/// KvCacheOptions::default().with_kernels(&kernels); let one = KvCache::with_options_blocking(device, queue,
+/// small, &options)?; let other = KvCache::with_options_blocking(device, queue, large, &options)?;
 /// # Ok(())
 /// # }
 /// ```
@@ -49,7 +48,8 @@ pub struct Progress {
 }
 
 impl Kernels {
-    /// Of a device; nothing is built yet.
+    /// Of a device; nothing is built yet. Caches on other devices refuse it, as far as wgpu can tell them
+    /// apart: it takes devices of two instances for equal, and panics when they are mixed.
     pub fn new(device: &wgpu::Device) -> Kernels {
         Kernels::of(device, None)
     }
@@ -102,7 +102,8 @@ impl Kernels {
         Ok(pipeline.insert(new).clone())
     }
 
-    /// Builds all of these kernels, on native from several threads; calls `progress` from one of them after each.
+    /// Builds all of these kernels, on native from several threads; calls `progress` from one of them after
+    /// each.
     pub(crate) fn build_all(
         &self,
         kernels: &[Kernel],
@@ -151,8 +152,8 @@ impl Kernels {
             module: &module,
             entry_point: Some(kernel.entry_point),
             compilation_options: wgpu::PipelineCompilationOptions {
-                // Every word of workgroup memory is written before it is read; zeroing is a serial loop on Metal and
-                // DX12.
+                // Every word of workgroup memory is written before it is read; zeroing is a serial loop on
+                // Metal and DX12.
                 zero_initialize_workgroup_memory: false,
                 ..Default::default()
             },

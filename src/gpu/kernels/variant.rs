@@ -3,19 +3,20 @@
 use super::lane_order::is_linear;
 use super::{Context, clusters, dots};
 use crate::error::Error;
-use crate::geometry::Geometry;
+use crate::schedule::{TileLimits, Tiles};
+use crate::shape::Shape;
 
-/// How attention over the packed pages is computed. Words and state are the same in all variants; outputs differ by
-/// rounding.
+/// How attention over the packed pages is computed. Words and state are the same in all variants; outputs
+/// differ by rounding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Variant {
     /// f32 arithmetic and workgroup memory: runs on every WebGPU device, with every configuration.
     Portable,
-    /// f32 arithmetic in clusters of 4 or 8 invocations that exchange data by subgroup shuffles, without workgroup
-    /// memory or barriers. For a head_dim of 64 or 128, groups of at least `head_dim / 4` tokens and at most 4
-    /// value groups per token, on devices with [`wgpu::Features::SUBGROUP`] whose subgroups have at least
-    /// `head_dim / 16` invocations.
+    /// f32 arithmetic in clusters of 4 or 8 invocations that exchange data by subgroup shuffles, without
+    /// workgroup memory or barriers. For a head_dim of 64 or 128, groups of at least `head_dim / 4` tokens
+    /// and at most 4 value groups per token, on devices with [`wgpu::Features::SUBGROUP`] whose subgroups
+    /// have at least `head_dim / 16` invocations.
     Subgroups,
     /// Logits of decode steps by integer dot products (`dot4I8Packed`), with the queries times the scales
     /// rounded to 8 bits per row and block; the rest as [`Variant::Portable`]. For keys of 2, 3 or 4 bits and
@@ -96,32 +97,34 @@ impl Variant {
         }
     }
 
-    /// Whether it has kernels for this geometry; if not, what it needs.
-    pub fn supports(self, g: &Geometry) -> Result<(), &'static str> {
-        let c = Context::new(g, self);
+    /// Whether it has kernels for layers of a shape; if not, what it needs.
+    ///
+    /// # Errors
+    /// What the configuration should have.
+    pub fn supports(self, s: &Shape) -> Result<(), &'static str> {
+        self.has_kernels(&Context::new(s, &Tiles::new(s, &TileLimits::WGSL), self))
+    }
+
+    fn has_kernels(self, c: &Context<'_>) -> Result<(), &'static str> {
         match self.decode() {
             DecodeKernels::Portable => Ok(()),
-            DecodeKernels::Clusters => clusters::supports(&c),
-            DecodeKernels::Dots => dots::supports(&c),
+            DecodeKernels::Clusters => clusters::supports(c),
+            DecodeKernels::Dots => dots::supports(c),
         }
     }
 
-    /// Whether `device` can run it with this geometry; if not, what is missing.
-    fn available(self, device: &wgpu::Device, g: &Geometry) -> Result<(), &'static str> {
-        self.supports(g)?;
-        Context::new(g, self).check(device)
-    }
-
-    /// The variant to run on `device`: the one that the host `chose`, else the preferred one where it can run.
+    /// The variant to run on `device`: the one that the host `chose`, else the preferred one where it can
+    /// run.
     pub(crate) async fn choose(
         chose: Option<Variant>,
         device: &wgpu::Device,
         queue: &wgpu::Queue,
-        g: &Geometry,
+        s: &Shape,
+        tiles: &Tiles,
     ) -> Result<Variant, Error> {
         let wanted = chose.unwrap_or_else(|| Variant::preferred(&device.adapter_info()));
-        let mut available = wanted.available(device, g);
-        let context = Context::new(g, wanted);
+        let context = Context::new(s, tiles, wanted);
+        let mut available = wanted.has_kernels(&context).and_then(|()| context.check(device));
         if available.is_ok() && context.needs_linear_lanes() && !is_linear(device, queue, &context).await? {
             available = Err("an adapter that numbers a workgroup's invocations subgroup by subgroup");
         }

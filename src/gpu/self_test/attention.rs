@@ -4,18 +4,20 @@
 //! A compiler that gets the packing right may still get attention wrong: Chromium's Tint did, where a
 //! variable in a loop has no initializer.
 
-use super::super::buffers::{buffer, filled_buffer, scoped};
-use super::super::cache::KvCache;
-use super::super::io::LayerIo;
-use super::super::kernels::{KernelSet, Pass};
-use super::super::read::{Gather, submit_and_read};
-use super::super::work::Work;
 use super::{Noise, Wrong, block_elements, content, upload, view};
 use crate::config::LayerAttention;
 use crate::error::Error;
-use crate::geometry::Geometry;
+use crate::gpu::binding::LayerBinding;
+use crate::gpu::device::{Gather, buffer, filled_buffer, scoped, submit_and_read};
+use crate::gpu::executor::{Gpu, Part as Recorded};
+use crate::gpu::io::LayerIo;
+use crate::gpu::kernels::{KernelSet, Pass};
+use crate::gpu::work::Work;
+use crate::ids::CacheId;
 use crate::oracle::{AttentionOutput, TwoBlocks};
-use crate::plan::{Slot, StepPlan, plan_attention_over};
+use crate::plan::{Plan, Slot, attend_over};
+use crate::schedule::Tiles;
+use crate::shape::Shape;
 use wgpu::BufferUsages as Usage;
 
 /// What [`Variant::IntegerDot`] may be off by, relative to a row's norm (for log-sum-exp, absolute): on this
@@ -25,8 +27,8 @@ const INTEGER_DOT: f64 = 0.1;
 /// What queries attend to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    Window,
-    History,
+    Unpacked,
+    Packed,
     Both,
 }
 
@@ -34,55 +36,61 @@ enum Part {
 struct Trial {
     queries: u32,
     part: Part,
-    plan: StepPlan,
+    plan: Plan,
     expected: AttentionOutput,
 }
 
 /// The first kernel of a class of layers that attends wrongly, if there is one. The class has a page.
 ///
-/// What steps alone bring about is not tried: more than a page of history, new tokens in the staging buffer,
+/// What steps alone bring about is not tried: more than a page, new tokens in the staging buffer,
 /// sliding windows.
-pub(in super::super) async fn attention(cache: &mut KvCache, class: usize) -> Result<Option<Wrong>, Error> {
-    let g = as_tried(cache.classes[class].geometry());
+pub(super) async fn attention(gpu: &mut Gpu, cache: CacheId, class: usize) -> Result<Option<Wrong>, Error> {
+    let s = as_tried(gpu.classes[class].shape());
+    let tiles = gpu.classes[class].sizes.tiles.clone();
     let (mut noise, offset) = (Noise(3), |channel: u32| (channel % 5) as f32 * 0.25);
-    let keys = block_elements(&g, |_, _, channel| noise.next() + offset(channel));
-    let values = block_elements(&g, |_, head, channel| noise.next() + offset(channel + head));
-    let counts = query_counts(&g);
+    let keys = block_elements(&s, |_, _, channel| noise.next() + offset(channel));
+    let values = block_elements(&s, |_, head, channel| noise.next() + offset(channel + head));
+    let counts = query_counts(&tiles, s.max_step);
     // Logits about as large as those of a model, whatever the scale.
-    let amplitude = (2.0 / (g.softmax_scale * (g.layout.head_dim as f32).sqrt())).clamp(1e-30, 1e30);
-    let row = (g.query_heads * g.layout.head_dim) as usize;
+    let amplitude = (2.0 / (s.softmax_scale * (s.layout.head_dim as f32).sqrt())).clamp(1e-30, 1e30);
+    let row = (s.query_heads * s.layout.head_dim) as usize;
     let queries: Vec<f32> =
         (0..row * counts.iter().max().map_or(0, |n| *n as usize)).map(|_| amplitude * noise.next()).collect();
 
-    let blocks = TwoBlocks::new(&g, &keys, &values);
+    let blocks = TwoBlocks::new(&s, &keys, &values);
     let trial = |count: u32, part: Part| {
-        let packed = if part == Part::Window { 0 } else { 2 };
+        let packed = if part == Part::Unpacked { 0 } else { 2 };
         // Each query is one of the tokens: the same slots again, where a group has fewer.
-        let held = if part == Part::History { 0 } else { g.layout.group.max(count) };
-        let window: Vec<Slot> = (0..held).map(|i| Slot::ring(i % g.layout.group)).collect();
-        let plan = plan_attention_over(&g, count, packed, &window);
-        let expected = blocks.attend(&g, &plan, &queries[..count as usize * row]);
+        let held = if part == Part::Packed { 0 } else { s.layout.group.max(count) };
+        let window: Vec<Slot> = (0..held).map(|i| Slot::ring(i % s.layout.group)).collect();
+        let plan = attend_over(&s, count, packed, &window);
+        let expected = blocks.attend(&s, &plan, &queries[..count as usize * row]);
         Trial { queries: count, part, plan, expected }
     };
-    let parts = [Part::Window, Part::History, Part::Both];
+    let parts = [Part::Unpacked, Part::Packed, Part::Both];
     let trials: Vec<Trial> = counts.iter().flat_map(|n| parts.map(|part| trial(*n, part))).collect();
-    let outputs = run(cache, class, &g, &keys, &values, &queries, &trials).await?;
-    let kernels = &cache.classes[class].kernels;
+    let outputs = run(gpu, cache, class, &s, [&keys, &values, &queries], &trials).await?;
+    let kernels = &gpu.classes[class].kernels;
     let variant = kernels.variant();
     let of_counts = counts.iter().zip(outputs.chunks(3).zip(trials.chunks(3)));
     let mut wrong = of_counts.filter_map(|(&queries, (outputs, trials))| {
-        let difference = |i: usize| difference(&g, kernels, &outputs[i], &trials[i]);
-        let (stem, detail) = culprit(&g, queries, [0, 1, 2].map(difference))?;
-        let kernel = format!("{stem} ({} rows, {variant:?})", g.row_tile(queries));
+        let difference = |i: usize| difference(&s, &tiles, kernels, &outputs[i], &trials[i]);
+        let (stem, detail) = culprit(&s, &tiles, queries, [0, 1, 2].map(difference))?;
+        let kernel = format!("{stem} ({} rows, {variant:?})", tiles.row_tile(queries));
         Some(Wrong { kernel, detail })
     });
     Ok(wrong.next())
 }
 
-/// The kernel that has made one of the trials of window, history and both go wrong.
-fn culprit(g: &Geometry, queries: u32, wrong: [Option<String>; 3]) -> Option<(&'static str, String)> {
-    let folds = g.folds(queries);
-    let (window, history) = match (folds, g.layout.keys.rotated) {
+/// The kernel that has made one of the trials of unpacked tokens, packed ones and both go wrong.
+fn culprit(
+    s: &Shape,
+    tiles: &Tiles,
+    queries: u32,
+    wrong: [Option<String>; 3],
+) -> Option<(&'static str, String)> {
+    let is_prefill = tiles.is_prefill(queries);
+    let (unpacked, packed) = match (is_prefill, s.layout.keys.rotated) {
         (true, false) => ("prefill_unpacked", "prefill_packed"),
         (false, false) => ("decode_unpacked", "decode_packed"),
         // Only packed keys meet rotated queries.
@@ -91,33 +99,33 @@ fn culprit(g: &Geometry, queries: u32, wrong: [Option<String>; 3]) -> Option<(&'
     };
     match wrong {
         [None, None, None] => None,
-        [Some(detail), None, _] => Some((window, detail)),
-        [None, Some(detail), _] => Some((history, detail)),
-        // The window extends what the history of a long chunk has left.
-        [None, None, Some(detail)] if folds => Some((window, detail)),
+        [Some(detail), None, _] => Some((unpacked, detail)),
+        [None, Some(detail), _] => Some((packed, detail)),
+        // Unpacked tokens extend what the packed ones of a long chunk have left.
+        [None, None, Some(detail)] if is_prefill => Some((unpacked, detail)),
         // What both go through.
         [Some(detail), Some(_), _] | [None, None, Some(detail)] => Some(("merge", detail)),
     }
 }
 
 /// The same sizes, with layers that see everything. Where some layers cap their logits, so do these.
-fn as_tried(g: &Geometry) -> Geometry {
+fn as_tried(s: &Shape) -> Shape {
     // A cap that both of the formulas for it meet.
-    let soft_cap = g.has_soft_caps().then_some(1.0);
-    let mut tried = g.clone();
-    tried.attention_classes = vec![LayerAttention { soft_cap, ..LayerAttention::default() }];
-    tried.layer_classes.fill(0);
+    let soft_cap = s.has_soft_caps().then_some(1.0);
+    let mut tried = s.clone();
+    tried.attention = vec![LayerAttention { soft_cap, ..LayerAttention::default() }];
+    tried.layer_attention.fill(0);
     tried
 }
 
 /// The least number of queries for each tile of rows, and for long chunks.
-fn query_counts(g: &Geometry) -> Vec<u32> {
+fn query_counts(tiles: &Tiles, max_step: u32) -> Vec<u32> {
     let mut counts: Vec<u32> = Vec::new();
-    for n in 1..=g.max_step {
-        if counts.iter().all(|known| g.row_tile(*known) != g.row_tile(n)) {
+    for n in 1..=max_step {
+        if counts.iter().all(|known| tiles.row_tile(*known) != tiles.row_tile(n)) {
             counts.push(n);
         }
-        if g.folds(n) {
+        if tiles.is_prefill(n) {
             break;
         }
     }
@@ -126,31 +134,32 @@ fn query_counts(g: &Geometry) -> Vec<u32> {
 
 /// Runs all trials in one command buffer; returns the output and the log-sum-exp of each.
 async fn run(
-    cache: &mut KvCache,
+    gpu: &mut Gpu,
+    cache: CacheId,
     class: usize,
-    g: &Geometry,
-    keys: &[f32],
-    values: &[f32],
-    queries: &[f32],
+    s: &Shape,
+    [keys, values, queries]: [&[f32]; 3],
     trials: &[Trial],
 ) -> Result<Vec<(Vec<f32>, Vec<f32>)>, Error> {
-    let device = cache.device.clone();
+    let (device, queue) = (gpu.device().clone(), gpu.queue.clone());
     let (k, v, q) = (upload(&device, keys)?, upload(&device, values)?, upload(&device, queries)?);
-    let append = cache.bind(&LayerIo::append(view(&k), view(&v)))?;
+    let append = LayerBinding::new(gpu, cache, &LayerIo::append(view(&k), view(&v)))?;
     let mut results = Vec::with_capacity(trials.len());
     for trial in trials {
-        let rows = u64::from(trial.queries * g.query_heads);
+        let rows = u64::from(trial.queries * s.query_heads);
         let usage = Usage::STORAGE | Usage::COPY_SRC;
-        let out = buffer(&device, "kivi self-test", rows * u64::from(g.layout.head_dim) * 4, usage).await?;
+        let out = buffer(&device, "kivi self-test", rows * u64::from(s.layout.head_dim) * 4, usage).await?;
         let lse = buffer(&device, "kivi self-test", rows * 4, usage).await?;
-        let binding = cache.bind(&LayerIo::attend(view(&q), view(&out)).with_lse(view(&lse)))?;
+        let io = LayerIo::attend(view(&q), view(&out)).with_lse(view(&lse));
+        let binding = LayerBinding::new(gpu, cache, &io)?;
         results.push((out, lse, binding));
     }
 
-    let class = &mut cache.classes[class];
-    let content = content(g);
+    let class = &mut gpu.classes[class];
+    let content = content(s);
     let plans = content.iter().chain(trials.iter().map(|trial| &trial.plan));
-    let works: Vec<Work> = plans.map(|plan| Work::new(g, &class.kernels, plan)).collect();
+    let (tiles, room) = (&class.sizes.tiles, class.sizes.budget.scratch_partials);
+    let works: Vec<Work> = plans.map(|plan| Work::new(s, tiles, room, &class.kernels, plan)).collect();
     works.iter().try_for_each(|work| class.build_for(work))?;
     // One buffer for all of them: those that recycle plans are left to the host's steps.
     let words: Vec<u32> = works.iter().flat_map(|work| &work.words).copied().collect();
@@ -163,19 +172,22 @@ async fn run(
         at += bytes;
         let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
         match n {
-            0 => class.dispatch_layer(&mut pass, work, 0, &append, true),
+            0 => class.dispatch_layer(&mut pass, work, 0, append.groups(), Recorded::Whole),
             1 => class.dispatch(&mut pass, &work.changes, 0, None),
-            _ => class.dispatch_layer(&mut pass, work, 0, &results[n - 2].2, false),
+            _ => {
+                let groups = results[n - 2].2.groups();
+                class.dispatch_layer(&mut pass, work, 0, groups, Recorded::Attention);
+            }
         }
     }
-    scoped(&device, || cache.queue.submit([encoder.finish()]))?;
+    scoped(&device, || queue.submit([encoder.finish()]))?;
 
     let mut gather = Gather::default();
     for (out, lse, _) in &results {
         gather.add(out, 0, out.size());
         gather.add(lse, 0, lse.size());
     }
-    let words = submit_and_read(&device, &cache.queue, &gather).await?;
+    let words = submit_and_read(&device, &queue, &gather).await?;
     let mut rest = words.iter().map(|word| f32::from_bits(*word));
     let mut take = |bytes: u64| rest.by_ref().take(bytes as usize / 4).collect();
     Ok(results.iter().map(|(out, lse, _)| (take(out.size()), take(lse.size()))).collect())
@@ -183,16 +195,17 @@ async fn run(
 
 /// The first row that is off by more than the kernels' bound.
 fn difference(
-    g: &Geometry,
+    s: &Shape,
+    tiles: &Tiles,
     kernels: &KernelSet,
     (out, lse): &(Vec<f32>, Vec<f32>),
     Trial { queries, part, expected, .. }: &Trial,
 ) -> Option<String> {
-    let head_dim = g.layout.head_dim as usize;
+    let head_dim = s.layout.head_dim as usize;
     // Tiles of many rows and long chunks have f32 products.
-    let rounds = *part != Part::Window
-        && !g.folds(*queries)
-        && kernels.rounds_queries(Pass::DecodePacked(g.row_tile(*queries)));
+    let rounds = *part != Part::Unpacked
+        && !tiles.is_prefill(*queries)
+        && kernels.rounds_queries(Pass::DecodePacked(tiles.row_tile(*queries)));
     let noise = if rounds { INTEGER_DOT } else { 0.0 };
     let rows = out.chunks(head_dim).zip(expected.out.chunks(head_dim));
     rows.enumerate().find_map(|(row, (out, reference))| {
@@ -214,8 +227,9 @@ fn difference(
 mod tests {
     use super::*;
     use crate::config::CacheConfig;
-    use crate::gpu::cache::KvCacheOptions;
     use crate::gpu::kernels::{Pass, Variant};
+    use crate::gpu::self_test::try_out;
+    use crate::gpu::{KvCache, KvCacheOptions};
     use std::io::Write;
 
     fn device() -> (wgpu::Device, wgpu::Queue) {
@@ -290,18 +304,24 @@ mod tests {
                 }
                 Err(other) => panic!("{other}"),
             };
+            let id = cache.id();
             for (pass, name, edit) in cases {
-                cache.classes[0].kernels.break_pass(pass, edit);
-                match pollster::block_on(cache.try_out(0, &chosen)) {
+                cache.lifecycle.executor_mut().classes[0].kernels.break_pass(pass, edit);
+                match pollster::block_on(try_out(cache.lifecycle.executor_mut(), id, 0, &chosen)) {
                     Err(Error::WrongAttention { kernel, .. }) => {
                         assert!(kernel.starts_with(name), "{kernel}")
                     }
                     other => panic!("{pass:?} of {variant:?}: {other:?}"),
                 }
-                let replaced = pollster::block_on(cache.try_out(0, &KvCacheOptions::default()));
+                let replaced = pollster::block_on(try_out(
+                    cache.lifecycle.executor_mut(),
+                    id,
+                    0,
+                    &KvCacheOptions::default(),
+                ));
                 assert_eq!(replaced.is_ok(), variant != Variant::Portable, "{replaced:?}");
                 assert_eq!(cache.variant(), Variant::Portable);
-                cache.classes[0].kernels.break_pass(pass, str::to_string);
+                cache.lifecycle.executor_mut().classes[0].kernels.break_pass(pass, str::to_string);
             }
         }
     }

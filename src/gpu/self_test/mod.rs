@@ -7,35 +7,87 @@
 mod attention;
 mod words;
 
-pub(super) use attention::attention;
-pub(super) use words::words;
-
-use super::buffers::filled_buffer;
+use super::device::filled_buffer;
+use super::executor::Gpu;
 use super::io::TensorView;
+use super::kernels::Variant;
+use super::memory::{Allowance, ClassMemory};
+use super::options::{KvCacheOptions, SelfTest};
 use crate::error::Error;
 use crate::format::Dtype;
-use crate::geometry::Geometry;
-use crate::plan::{PackBlock, SlabRange, Slot, StepPlan, TokenWrite};
+use crate::ids::CacheId;
+use crate::plan::{PackBlock, Plan, SlabRange, Slot, TokenWrite};
+use crate::shape::{CacheShape, Shape};
+use std::sync::Arc;
 
-/// How much of its kernels a cache tries out as it is made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub enum SelfTest {
-    /// The words of a block, and attention through every kernel that the configuration can run. It builds all
-    /// attention kernels.
-    #[default]
-    Full,
-    /// The words of a block: kernels that attend are built by the first step that needs them, and trusted.
-    /// For a device and a configuration on which the full test has passed, and for many caches on one device.
-    Words,
+/// Tests the kernels of a class of layers, and replaces those that attend wrongly or cannot be built if the
+/// host has not chosen them.
+pub(super) async fn try_out(
+    gpu: &mut Gpu,
+    cache: CacheId,
+    class: usize,
+    options: &KvCacheOptions<'_>,
+) -> Result<(), Error> {
+    if gpu.classes[class].sizes.pool.pages > 0 {
+        return try_out_filled(gpu, cache, class, options).await;
+    }
+    // A pool that begins empty: another cache of the kind stands in.
+    let mut filled = with_one_page(gpu, class).await?;
+    try_out_filled(&mut filled, cache, 0, options).await?;
+    gpu.classes[class].run_variant(filled.classes[0].kernels.variant());
+    Ok(())
+}
+
+/// A cache with one layer of a class, and one page.
+async fn with_one_page(gpu: &Gpu, class: usize) -> Result<Gpu, Error> {
+    let (own, variant) = (&gpu.classes[class], gpu.classes[class].kernels.variant());
+    let mut s = own.shape().clone();
+    s.layers = vec![0];
+    s.layer_attention.truncate(1);
+    let sizes = own.sizes.smallest(&s)?;
+    let shape = CacheShape { classes: vec![s], places: vec![(0, 0)], max_undo: gpu.shape.max_undo };
+    let (shape, kernels, queue) = (Arc::new(shape), gpu.kernels.clone(), gpu.queue.clone());
+    let unlimited = &mut Allowance(None);
+    let memory = ClassMemory::allocate(&kernels, shape.clone(), 0, sizes, variant, unlimited).await?;
+    Ok(Gpu { queue, kernels, shape, classes: vec![memory], memory_limit: None })
+}
+
+async fn try_out_filled(
+    gpu: &mut Gpu,
+    cache: CacheId,
+    class: usize,
+    options: &KvCacheOptions<'_>,
+) -> Result<(), Error> {
+    words::words(gpu, cache, class).await?;
+    if options.self_test == SelfTest::Words {
+        return Ok(());
+    }
+    loop {
+        let variant = gpu.classes[class].kernels.variant();
+        let replaceable = variant != Variant::Portable && options.variant.is_none();
+        let Wrong { kernel, detail } = match attention::attention(gpu, cache, class).await {
+            Ok(None) => return Ok(()),
+            Ok(Some(wrong)) => wrong,
+            Err(Error::Device(detail)) if replaceable => {
+                Wrong { kernel: format!("those of {variant:?}"), detail }
+            }
+            Err(error) => return Err(error),
+        };
+        let adapter = gpu.adapter();
+        if !replaceable {
+            return Err(Error::WrongAttention { adapter, kernel, detail });
+        }
+        log::warn!("{adapter}: portable kernels replace {kernel}, which attends wrongly: {detail}");
+        gpu.classes[class].run_variant(Variant::Portable);
+    }
 }
 
 /// A kernel that computes something else than the oracle.
 #[derive(Debug)]
-pub(super) struct Wrong {
+struct Wrong {
     /// Its pass, rows per workgroup and variant.
-    pub(super) kernel: String,
-    pub(super) detail: String,
+    kernel: String,
+    detail: String,
 }
 
 /// Reproducible noise between −1 and 1.
@@ -51,10 +103,10 @@ impl Noise {
 
 /// Elements of a block's keys or values of all heads, `[token][kv head][head_dim]`, from (token, head,
 /// channel).
-fn block_elements(g: &Geometry, mut element: impl FnMut(u32, u32, u32) -> f32) -> Vec<f32> {
-    let (heads, head_dim) = (g.layout.kv_heads, g.layout.head_dim);
-    let mut out = Vec::with_capacity((g.layout.group * heads * head_dim) as usize);
-    for token in 0..g.layout.group {
+fn block_elements(s: &Shape, mut element: impl FnMut(u32, u32, u32) -> f32) -> Vec<f32> {
+    let (heads, head_dim) = (s.layout.kv_heads, s.layout.head_dim);
+    let mut out = Vec::with_capacity((s.layout.group * heads * head_dim) as usize);
+    for token in 0..s.layout.group {
         for head in 0..heads {
             out.extend((0..head_dim).map(|channel| element(token, head, channel)));
         }
@@ -64,18 +116,18 @@ fn block_elements(g: &Geometry, mut element: impl FnMut(u32, u32, u32) -> f32) -
 
 /// Plans that write a group of tokens to the first slots, and pack them into the first two blocks, the second
 /// time in reverse. Each packs one block, which is what every cache has room for.
-fn content(g: &Geometry) -> [StepPlan; 2] {
-    let group = g.layout.group;
-    let pack = |block, slots: Vec<Slot>| StepPlan {
+fn content(s: &Shape) -> [Plan; 2] {
+    let group = s.layout.group;
+    let pack = |block, slots: Vec<Slot>| Plan {
         slots,
         packs: vec![PackBlock { first_slot: 0, block }],
         pack_slabs: vec![SlabRange { slab: 0, items: 0..1 }],
-        ..StepPlan::default()
+        ..Plan::default()
     };
     let slots: Vec<Slot> = (0..group).map(Slot::ring).collect();
     let writes = slots.iter().zip(0..).map(|(&slot, row)| TokenWrite { row, slot }).collect();
     let backwards = slots.iter().rev().copied().collect();
-    [StepPlan { tokens: group, writes, ..pack(0, slots) }, pack(1, backwards)]
+    [Plan { tokens: group, writes, ..pack(0, slots) }, pack(1, backwards)]
 }
 
 /// A tensor that kernels read.

@@ -1,39 +1,41 @@
 //! Whether the adapter's arithmetic gives the words that the format prescribes: one block of adversarial
 //! values goes through append and pack.
 
-use super::super::buffers::scoped;
-use super::super::cache::KvCache;
-use super::super::io::LayerIo;
-use super::super::work::Work;
 use super::{Noise, block_elements, content, upload, view};
 use crate::error::Error;
-use crate::geometry::Geometry;
+use crate::gpu::binding::LayerBinding;
+use crate::gpu::device::scoped;
+use crate::gpu::executor::{Gpu, Part};
+use crate::gpu::io::LayerIo;
+use crate::ids::CacheId;
 use crate::oracle::block_of;
+use crate::shape::Shape;
 
 /// Checks the device with the kernels of a class of layers that has a page.
-pub(in super::super) async fn words(cache: &mut KvCache, class: usize) -> Result<(), Error> {
-    let g = cache.classes[class].geometry().clone();
-    let (keys, values) = (adversarial(&g, 1), adversarial(&g, 2));
-    let (k, v) = (upload(&cache.device, &keys)?, upload(&cache.device, &values)?);
-    let binding = cache.bind(&LayerIo::append(view(&k), view(&v)))?;
-    let class = &mut cache.classes[class];
-    let [plan, _] = content(&g);
-    let work = Work::new(&g, &class.kernels, &plan);
-    let mut encoder = cache.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+pub(super) async fn words(gpu: &mut Gpu, cache: CacheId, class: usize) -> Result<(), Error> {
+    let (device, queue) = (gpu.device().clone(), gpu.queue.clone());
+    let s = gpu.classes[class].shape().clone();
+    let (keys, values) = (adversarial(&s, 1), adversarial(&s, 2));
+    let (k, v) = (upload(&device, &keys)?, upload(&device, &values)?);
+    let binding = LayerBinding::new(gpu, cache, &LayerIo::append(view(&k), view(&v)))?;
+    let class = &mut gpu.classes[class];
+    let [plan, _] = content(&s);
+    let work = class.work(&plan);
+    let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
     class.prepare(&mut encoder, &work)?;
-    scoped(&cache.device, || {
+    scoped(&device, || {
         {
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
-            class.dispatch_layer(&mut pass, &work, 0, &binding, true);
+            class.dispatch_layer(&mut pass, &work, 0, binding.groups(), Part::Whole);
         }
-        cache.queue.submit([encoder.finish()]);
+        queue.submit([encoder.finish()]);
     })?;
-    let got = class.submit_and_read_slab(&cache.queue, g.layout.block_words()).await?;
-    let expected = block_of(&g, &keys, &values);
+    let got = class.submit_and_read_slab(&queue, s.layout.block_words()).await?;
+    let expected = block_of(&s, &keys, &values);
     match got.iter().zip(&expected).position(|(a, b)| a != b) {
         None => Ok(()),
         Some(at) => Err(Error::Arithmetic {
-            adapter: cache.adapter(),
+            adapter: gpu.adapter(),
             detail: format!("word {at} of the test block is {:#010x}, not {:#010x}", got[at], expected[at]),
         }),
     }
@@ -41,9 +43,9 @@ pub(in super::super) async fn words(cache: &mut KvCache, class: usize) -> Result
 
 /// Keys or values of one block, `[token][kv head][head_dim]`: per channel another difficulty, with noise that
 /// puts values near thresholds.
-fn adversarial(g: &Geometry, seed: u32) -> Vec<f32> {
+fn adversarial(s: &Shape, seed: u32) -> Vec<f32> {
     let mut noise = Noise(seed);
-    block_elements(g, |token, head, channel| {
+    block_elements(s, |token, head, channel| {
         let noise = 0.5 * noise.next();
         // A row of nothing but the smallest numbers: rotated, its sums must not be flushed.
         if seed == 2 && token % 8 == 7 {

@@ -1,5 +1,6 @@
-//! AMD's compiler, through the null device of Mesa's Vulkan driver: registers, spills and occupancy of a GPU that is not there. wgpu cannot open that device, so
-//! this speaks Vulkan, in processes of its own: the driver takes the GPU's name from the environment.
+//! AMD's compiler, through the null device of Mesa's Vulkan driver: registers, spills and occupancy of a GPU
+//! that is not there. wgpu cannot open that device, so this speaks Vulkan, in processes of its own: the
+//! driver takes the GPU's name from the environment.
 
 mod pipeline;
 
@@ -134,8 +135,8 @@ fn for_gpus(kernels: &[Kernel]) -> impl Iterator<Item = &Kernel> {
     kernels.iter().filter(|k| k.variant != Variant::Subgroups)
 }
 
-/// A few of those that it never chooses for one. They are many, keep all of their state in registers, and take this compiler ten times as long;
-/// their registers are neither recorded nor an error.
+/// A few of those that it never chooses for one. They are many, keep all of their state in registers, and
+/// take this compiler ten times as long; their registers are neither recorded nor an error.
 fn for_software<'k>(kernels: &'k [Kernel], options: &Options) -> impl Iterator<Item = &'k Kernel> {
     kernels.iter().filter(|k| k.variant == Variant::Subgroups).step_by(16 * options.sample)
 }

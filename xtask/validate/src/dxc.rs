@@ -1,4 +1,5 @@
-//! HLSL and DXC, as wgpu compiles for DX12. Shader model 6.0 is the least that DXC knows; 6.6 brings integer dot products of its own.
+//! HLSL and DXC, as wgpu compiles for DX12. Shader model 6.0 is the least that DXC knows; 6.6 brings integer
+//! dot products of its own.
 
 use crate::Options;
 use crate::kernels::Kernel;

@@ -2,7 +2,7 @@
 
 use crate::parallel::in_pieces;
 use crate::report::Report;
-use kivi_wgpu::gpu::{CatalogEntry, catalog};
+use kivi_wgpu::internals::gpu::{CatalogEntry, catalog};
 use kivi_wgpu::{Variant, wgpu};
 use naga::back::{hlsl, msl, spv};
 use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
@@ -14,7 +14,8 @@ pub struct Kernel {
     pub entry_point: &'static str,
     /// As browsers get it.
     pub wgsl: String,
-    /// SPIR-V 1.6, as wgpu writes it for Vulkan 1.3, and 1.3, for drivers without checks of buffers and integer dot products.
+    /// SPIR-V 1.6, as wgpu writes it for Vulkan 1.3, and 1.3, for drivers without checks of buffers and
+    /// integer dot products.
     pub spirv: [Vec<u32>; 2],
     /// For shader models 6.0 and 6.6.
     pub hlsl: [String; 2],
@@ -31,7 +32,8 @@ pub struct Binding {
     pub uniform: bool,
 }
 
-/// A kernel that every compiler refuses: a barrier in divergent flow for Tint, and for the others what is no kernel at all.
+/// A kernel that every compiler refuses: a barrier in divergent flow for Tint, and for the others what is no
+/// kernel at all.
 pub fn control() -> Kernel {
     let wgsl = "
 @compute @workgroup_size(64)

@@ -1,4 +1,5 @@
-//! Takes every kernel of the library's catalog through the compilers that run without a GPU: `cargo xtask validate`.
+//! Takes every kernel of the library's catalog through the compilers that run without a GPU: `cargo xtask
+//! validate`.
 
 mod amd;
 mod dxc;
@@ -113,7 +114,8 @@ fn validate(options: &Options) -> Result<bool, String> {
     for (name, check) in TOOLS {
         if options.runs(name) {
             eprintln!("{name} ...");
-            // A compiler that accepts everything checks nothing. But AMD's driver is no place for broken modules.
+            // A compiler that accepts everything checks nothing. But AMD's driver is no place for broken
+            // modules.
             let control = (name != "amd").then(|| check(options, &[kernels::control()]));
             let mut report = check(options, &kernels);
             if report.skipped.is_none() && control.is_some_and(|c| c.kernels != 1 || c.errors.is_empty()) {

@@ -1,4 +1,5 @@
-//! MSL against a stub of Metal's standard library, by g++: names, arities and types. Apple's compiler runs on macOS only.
+//! MSL against a stub of Metal's standard library, by g++: names, arities and types. Apple's compiler runs on
+//! macOS only.
 
 use crate::Options;
 use crate::kernels::Kernel;

@@ -7,7 +7,8 @@ pub fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
-/// What `work` makes of every piece of `size` items, in the order of the items. A thread that is done takes the next piece.
+/// What `work` makes of every piece of `size` items, in the order of the items. A thread that is done takes
+/// the next piece.
 pub fn in_pieces<T: Sync, R: Send>(items: &[T], size: usize, work: impl Fn(&[T]) -> Vec<R> + Sync) -> Vec<R> {
     let pieces: Vec<&[T]> = items.chunks(size).collect();
     let next = AtomicUsize::new(0);

@@ -162,7 +162,8 @@ impl Chat {
         Ok(())
     }
 
-    /// Cuts the cache to what the conversation's tokens have in common with `wanted`, and returns how many these are.
+    /// Cuts the cache to what the conversation's tokens have in common with `wanted`, and returns how many
+    /// these are.
     fn cut_to(&mut self, wanted: &[u32]) -> Result<usize> {
         let sequence = self.sequence()?;
         let held = &self.conversations[self.current].tokens;

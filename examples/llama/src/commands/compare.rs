@@ -9,7 +9,7 @@ use crate::commands::{READ, text};
 use anyhow::{Context as _, Result, bail};
 use indicatif::ProgressBar;
 use kivi_wgpu::CacheConfig;
-use kivi_wgpu::format::cache_bytes;
+use kivi_wgpu::cache_bytes;
 use llama::format::Format;
 use llama::generate::Sampler;
 use llama::room::asked;
@@ -30,7 +30,8 @@ const PARADIGMS: [(&str, &str); 9] = [
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// Tokens of Jane Austen's Emma that perplexity is measured on, and that the sequence holds then whose decoding is timed.
+    /// Tokens of Jane Austen's Emma that perplexity is measured on, and that the sequence holds then whose
+    /// decoding is timed.
     #[arg(long, default_value_t = 2048)]
     tokens: usize,
     /// Tokens per step of that.

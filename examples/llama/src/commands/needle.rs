@@ -133,7 +133,8 @@ impl fmt::Display for Rates {
     }
 }
 
-/// Whether each key was found, `[length][depth][trial]`, in a haystack of at least the longest length. The text before a key is read once, and forked for each length and trial.
+/// Whether each key was found, `[length][depth][trial]`, in a haystack of at least the longest length. The
+/// text before a key is read once, and forked for each length and trial.
 pub fn search(
     model: &Model,
     tokenizer: &Tokenizer,

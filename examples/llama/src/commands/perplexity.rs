@@ -7,7 +7,7 @@ use crate::commands::{mib, text};
 use crate::pictures::points as plot;
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use kivi_wgpu::format::cache_bytes;
+use kivi_wgpu::cache_bytes;
 use llama::format::Format;
 use llama::model::Model;
 use llama::room::asked;
@@ -85,7 +85,8 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
     options.output.publish("perplexity", &table, draw)
 }
 
-/// What each format loses on the tokens from position `from` on, and a sequence that holds them; the first is what the others are compared with.
+/// What each format loses on the tokens from position `from` on, and a sequence that holds them; the first is
+/// what the others are compared with.
 pub fn measure(
     model: &Model,
     formats: &[Format],

@@ -1,4 +1,5 @@
-//! `throughput`: tokens per second of the whole model against the number of sequences, and where a token's time goes.
+//! `throughput`: tokens per second of the whole model against the number of sequences, and where a token's
+//! time goes.
 
 use crate::ModelOptions;
 use crate::commands::output::{Output, show};
@@ -153,8 +154,9 @@ pub fn run(model: &ModelOptions, options: Options) -> Result<()> {
 
 /// Decode steps of all crowds, which take turns.
 ///
-/// A turn is three steps as a host decodes that is in a hurry: each is recorded and submitted before the token of the one before is waited for. What passes between the
-/// tokens of the first and the second is a step's time: the longer one of recording and running. The third is profiled.
+/// A turn is three steps as a host decodes that is in a hurry: each is recorded and submitted before the
+/// token of the one before is waited for. What passes between the tokens of the first and the second is a
+/// step's time: the longer one of recording and running. The third is profiled.
 pub fn timings(
     model: &Model,
     sampler: &Sampler,
@@ -245,7 +247,8 @@ pub fn positions(turns: NonZeroU32) -> u64 {
     3 * (u64::from(turns.get()) + 1)
 }
 
-/// Makes sequences until there are `count`, each with pages of its own: forks would share them, and a GPU's caches with them.
+/// Makes sequences until there are `count`, each with pages of its own: forks would share them, and a GPU's
+/// caches with them.
 fn grow(model: &Model, crowd: &mut Crowd, count: u32) -> Result<()> {
     if crowd.sequences.len() >= count as usize {
         return Ok(());

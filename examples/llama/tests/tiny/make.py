@@ -162,7 +162,8 @@ def ask(path):
         return json.load(urllib.request.urlopen(request))
 
     tokens = post("/tokenize", {"content": TEXT, "add_special": True, "parse_special": True})["tokens"]
-    # A whole character is sampled each time: the server says nothing about parts of one, nor about the token that ends a text.
+    # A whole character is sampled each time: the server says nothing about parts of one, nor about the token
+    # that ends a text.
     letter = post("/tokenize", {"content": "a"})["tokens"][-1]
     losses = []
     for count in range(1, len(tokens)):

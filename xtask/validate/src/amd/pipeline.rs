@@ -23,7 +23,8 @@ impl Device {
     /// The null device of this family, for which the environment has to ask.
     pub fn open(family: &str) -> Result<Device, String> {
         let say = |e: vk::Result| e.to_string();
-        // SAFETY: the loader is Vulkan's own, all handles are used with what they were made from, and the structs live until the calls return.
+        // SAFETY: the loader is Vulkan's own, all handles are used with what they were made from, and the
+        // structs live until the calls return.
         unsafe {
             let entry = ash::Entry::load().map_err(|e| e.to_string())?;
             let application = vk::ApplicationInfo::default().api_version(vk::API_VERSION_1_3);
