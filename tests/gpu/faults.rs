@@ -268,10 +268,12 @@ fn a_cache_used_from_two_threads_in_turn() {
     let mut pair = Pair::new(&config());
     let sequences = [pair.create_sequence(), pair.create_sequence()];
     let pair = Mutex::new(pair);
+    let same_device = crate::support::same_device();
     std::thread::scope(|scope| {
         for s in sequences {
             let pair = &pair;
             scope.spawn(move || {
+                same_device();
                 for n in [50, 1, 100, 3, 64] {
                     let mut pair = pair.lock().unwrap();
                     pair.step(&[SequenceStep::extend(s, n)]);

@@ -284,9 +284,14 @@ fn caches_are_independent_and_can_change_threads() {
     let mut b = Pair::new(&config());
     send_and_sync(&a.gpu);
     let (s, t) = (a.create_sequence(), b.create_sequence());
+    let same_device = crate::support::same_device();
     std::thread::scope(|scope| {
-        scope.spawn(|| a.fill(s, 250));
-        scope.spawn(|| b.fill(t, 130));
+        for (pair, sequence, tokens) in [(&mut a, s, 250), (&mut b, t, 130)] {
+            scope.spawn(move || {
+                same_device();
+                pair.fill(sequence, tokens);
+            });
+        }
     });
     a.step(&[SequenceStep::decode(s)]);
     b.step(&[SequenceStep::decode(t)]);

@@ -9,9 +9,9 @@ use kivi_wgpu::{
     CacheConfig, Dtype, Error, Kernels, KvCache, KvCacheOptions, LayerIo, Operation, SelfTest, SequenceId,
     SequenceStep, TensorView, Variant, wgpu,
 };
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::Write;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// A cache of which only the words are tried out: the tests try out attention, and building all kernels takes
 /// a software adapter long.
@@ -19,13 +19,12 @@ pub fn new_cache(device: &wgpu::Device, queue: &wgpu::Queue, config: &CacheConfi
     KvCache::with_options_blocking(device, queue, config, &options_on(device))
 }
 
-/// The kernels of the device of all tests.
+/// The kernels of this test's device.
 pub fn kernels() -> &'static Kernels {
-    static KERNELS: OnceLock<Kernels> = OnceLock::new();
-    KERNELS.get_or_init(|| Kernels::new(&device().0))
+    &shared(OWN.with(|own| own.0)).kernels
 }
 
-/// Only the words are tried out; caches on the device of all tests share kernels.
+/// Only the words are tried out; caches on this test's device share its kernels.
 pub fn options_on(device: &wgpu::Device) -> KvCacheOptions<'static> {
     let options = KvCacheOptions::default().with_self_test(SelfTest::Words);
     // wgpu takes the first devices of two instances for equal.
@@ -48,14 +47,61 @@ pub fn upload_bytes(cache: &KvCache) -> u64 {
 /// A word that is NaN as f32, as two f16 and as two bf16.
 pub const POISON: u32 = 0x7fff_7fff;
 
-/// The device of all tests: WebGPU's default limits, and the adapter's share of the features that variants of
-/// the kernels use.
-pub fn device() -> &'static (wgpu::Device, wgpu::Queue) {
-    static DEVICE: OnceLock<(wgpu::Device, wgpu::Queue)> = OnceLock::new();
-    DEVICE.get_or_init(|| {
+/// A device that tests share, and its kernels.
+struct Shared {
+    device: (wgpu::Device, wgpu::Queue),
+    kernels: Kernels,
+}
+
+/// Threads that use each device now.
+static BUSY: Mutex<[usize; 2]> = Mutex::new([0; 2]);
+
+/// Which of the devices a thread uses: the one with the fewest tests. A software adapter compiles kernels on the
+/// thread of a device's only queue: of two tests on one device, one would wait.
+struct Own(usize);
+
+thread_local! {
+    static OWN: Own = Own::new();
+    /// Another thread's device, to be this one's.
+    static ADOPTED: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+impl Own {
+    fn new() -> Own {
+        let mut busy = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
+        let idlest = || usize::from(busy[1] < busy[0]);
+        let index = ADOPTED.take().unwrap_or_else(idlest);
+        busy[index] += 1;
+        Own(index)
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        BUSY.lock().unwrap_or_else(PoisonError::into_inner)[self.0] -= 1;
+    }
+}
+
+/// For threads of a test: a function that makes the thread that calls it use the device of this one.
+pub fn same_device() -> impl Fn() + Copy + Send {
+    let own = OWN.with(|own| own.0);
+    move || ADOPTED.set(Some(own))
+}
+
+fn shared(index: usize) -> &'static Shared {
+    static ALL: [OnceLock<Shared>; 2] = [const { OnceLock::new() }; 2];
+    ALL[index].get_or_init(|| {
         let _ = env_logger::builder().is_test(true).try_init();
-        new_device(wgpu::Limits::default())
+        let device = new_device(wgpu::Limits::default());
+        let kernels = Kernels::new(&device.0);
+        Shared { device, kernels }
     })
+}
+
+/// The device of this test: WebGPU's default limits, and the adapter's share of the features that variants of the
+/// kernels use.
+pub fn device() -> &'static (wgpu::Device, wgpu::Queue) {
+    &shared(OWN.with(|own| own.0)).device
 }
 
 /// A device of its own, with the adapter's share of the features that variants of the kernels use.
