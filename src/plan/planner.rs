@@ -11,7 +11,7 @@ use crate::shape::CacheShape;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Sequences, windows and pages of a cache. See the [module](super).
+/// Sequences, windows and pages of a cache.
 #[derive(Debug, Clone)]
 pub struct Planner {
     pub(super) shape: Arc<CacheShape>,
