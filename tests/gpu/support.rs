@@ -56,8 +56,8 @@ struct Shared {
 /// Threads that use each device now.
 static BUSY: Mutex<[usize; 2]> = Mutex::new([0; 2]);
 
-/// Which of the devices a thread uses: the one with the fewest tests. A software adapter compiles kernels on the
-/// thread of a device's only queue: of two tests on one device, one would wait.
+/// Which of the devices a thread uses: the one with the fewest tests. A software adapter compiles kernels on
+/// the thread of a device's only queue: of two tests on one device, one would wait.
 struct Own(usize);
 
 thread_local! {
@@ -98,8 +98,8 @@ fn shared(index: usize) -> &'static Shared {
     })
 }
 
-/// The device of this test: WebGPU's default limits, and the adapter's share of the features that variants of the
-/// kernels use.
+/// The device of this test: WebGPU's default limits, and the adapter's share of the features that variants of
+/// the kernels use.
 pub fn device() -> &'static (wgpu::Device, wgpu::Queue) {
     &shared(OWN.with(|own| own.0)).device
 }
