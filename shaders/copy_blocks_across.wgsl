@@ -15,7 +15,10 @@
 @group(0) @binding(3) var<storage, read_write> slab: array<u32>;
 
 @compute @workgroup_size(256)
-fn copy_blocks_across(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+fn copy_blocks_across(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(local_invocation_index) local: u32,
+) {
     let item = work_item(workgroup);
     if (item >= params.count) {
         return;

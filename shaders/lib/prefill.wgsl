@@ -68,7 +68,15 @@ fn products(row: u32, token: u32, v: u32) -> vec4<f32> {
 }
 
 // The logits of this invocation's rows and tokens. Begins with a barrier.
-fn tile_logits(tile: RowTile, split: Split, head: u32, first_token: u32, row: u32, column: u32, local: u32) -> TileLogits {
+fn tile_logits(
+    tile: RowTile,
+    split: Split,
+    head: u32,
+    first_token: u32,
+    row: u32,
+    column: u32,
+    local: u32,
+) -> TileLogits {
     var logits = TileLogits();
     for (var first = 0u; first < HEAD_VECS; first += CHUNK_VECS) {
         workgroupBarrier();

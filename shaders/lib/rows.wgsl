@@ -66,7 +66,8 @@ fn read_tile(tile: u32) -> RowTile {
 fn query_first(tile: RowTile, head: u32, row: u32) -> u32 {
     let r = tile.first_row + row;
     let query_head = head * HEADS_PER_KV + r % HEADS_PER_KV;
-    return io.q.offset + (tile.first_query + r / HEADS_PER_KV) * io.q.token_stride + query_head * io.q.head_stride;
+    return io.q.offset + (tile.first_query + r / HEADS_PER_KV) * io.q.token_stride
+        + query_head * io.q.head_stride;
 }
 
 fn query_element(index: u32) -> f32 {

@@ -207,8 +207,7 @@ impl KvCache {
     /// # Errors
     /// [`Error::LayerOutOfRange`].
     pub fn shape_of(&self, layer: u32) -> Result<&Shape, Error> {
-        let (class, _) = self.shape().place(layer)?;
-        Ok(&self.shape().classes[class])
+        self.shape().of_layer(layer)
     }
 
     /// The sequences and their places, for tests.

@@ -184,14 +184,12 @@ impl<E: Executor> Lifecycle<E> {
         snapshot.check(&shape.classes)?;
         let lengths: Vec<SequenceLengths> =
             shape.classes.iter().map(|class| snapshot.lengths_of(class)).collect();
-        let mut id = None;
         let write = |lifecycle: &mut Self, recorder: &mut E::Recorder, created: Option<SequenceId>| {
-            id = created;
             let views = lifecycle.views(created)?;
             lifecycle.executor.write(recorder, &views, snapshot.layers())
         };
-        let (_, operation) = self.transact(recorder, Request::Insert(&lengths), write)?;
-        id.map(|id| (id, operation)).ok_or_else(no_sequence)
+        let (created, operation) = self.transact(recorder, Request::Insert(&lengths), write)?;
+        Ok((created.ok_or_else(no_sequence)?, operation))
     }
 
     /// Where a sequence that has just been made lies, by class.

@@ -112,6 +112,14 @@ impl CacheShape {
         &self.classes[0]
     }
 
+    /// The sizes of a layer.
+    ///
+    /// # Errors
+    /// [`Error::LayerOutOfRange`].
+    pub fn of_layer(&self, layer: u32) -> Result<&Shape, Error> {
+        Ok(&self.classes[self.place(layer)?.0])
+    }
+
     /// The class of a layer and its index there.
     ///
     /// # Errors
