@@ -12,10 +12,14 @@ def load(path):
     assert zlib.crc32(before + mark + b"0" * 8 + after[8:] + data[size:]) == int(h["checksum"], 16), "altered"
     return h, {name: (t["dtype"], t["shape"], bytes(t["data"])) for name, t in safetensors.deserialize(data)}
 
-PLANES = {2: [2], 3: [2, 1], 4: [4], 8: [8], 16: [16]}  # a row of codes, lowest bits first
+PLANES = {2: [2], 3: [2, 1], 4: [4], 8: [8], 16: [16]}  # of a line of codes, lowest bits first
 
-def words(dim, bits):
-    return [-(-dim * width // 32) for width in PLANES[bits]]
+def place(width, j):  # the word of a plane where code j of a line is, and its lowest bit there
+    if width == 16:
+        return j // 2, 16 * (j % 2)
+    if width == 1:
+        return j // 32, 8 * (j % 4) + 2 * (j % 16 // 4) + j % 32 // 16
+    return j * width // 32, 8 * (j % 4) + width * (j % (32 // width) // 4)
 
 def floats(x, dtype):  # an array of '<u4' or '<u2' words
     return x.view("<f4") if dtype == "F32" else x.view("<f2").astype("<f4") if dtype == "F16" else (x.astype("<u4") << 16).view("<f4")
@@ -30,22 +34,26 @@ def parameters(words, count, compact):  # scale and minimum of each of `count` g
 
 def tensor(h, f, name, w, dtype):  # one tensor's part of the blocks, [block, head, token, channel]; and how many words it takes
     t, d, g = f[name], h["head_dim"], f["group_size"]
-    bits, per_channel, row = t["bits"], t["axis"] == "per_channel", sum(words(h["head_dim"], t["bits"]))
-    codes = w[..., : row * g].reshape(*w.shape[:2], *((row, g) if name == "keys" else (g, row)))
-    rows = codes.swapaxes(2, 3) if name == "keys" else codes
+    bits, per_channel, keys = t["bits"], t["axis"] == "per_channel", name == "keys"
+    n, lines = (d, g) if keys else (g, d)  # codes of a line, which is a token's keys or a channel's values
+    code, shift, at = 0, 0, 0
+    for width in PLANES[bits]:
+        rows = -(-n * width // 32)
+        size = rows * lines
+        plane = w[..., at : at + size].reshape(*w.shape[:2], rows, lines)
+        word, bit = place(width, np.arange(n))
+        code = code | ((plane[:, :, word] >> bit.astype("<u4")[:, None]) & ((1 << width) - 1)) << shift
+        shift, at = shift + width, at + size
+    code = code.swapaxes(2, 3) if keys else code  # [block, head, token, channel]
     if bits == 16:
-        return floats(np.ascontiguousarray(rows).view("<u2"), dtype), row * g
-    code, shift = 0, 0
-    for width, plane in zip(PLANES[bits], np.split(rows, np.cumsum(words(d, bits))[:-1], axis=-1)):
-        part = (plane[..., None] >> np.arange(0, 32, width, dtype="<u4")) & ((1 << width) - 1)
-        code, shift = code | (part.reshape(*rows.shape[:-1], plane.shape[-1] * (32 // width))[..., :d] << shift), shift + width
+        return floats(code.astype("<u2"), dtype), at
     per_row = -(-d // f["value_group_size"])
     count = d if per_channel else g * per_row
     used = -(-count // 2) if t["compact"] else count
     spread = lambda p: p[:, :, None] if per_channel else np.repeat(p.reshape(*w.shape[:2], g, per_row), f["value_group_size"], axis=3)[..., :d]
-    scale, minimum = (spread(p) for p in parameters(w[..., row * g : row * g + used], count, t["compact"]))
+    scale, minimum = (spread(p) for p in parameters(w[..., at : at + used], count, t["compact"]))
     x = code.astype("<f4") * scale + minimum
-    return unrotate(x) if t["rotated"] else x, row * g + used
+    return unrotate(x) if t["rotated"] else x, at + used
 
 def unrotate(x):  # the inverse of the Hadamard transform along the last axis, in pieces of its largest power of two
     log = (x.shape[-1] & -x.shape[-1]).bit_length() - 1

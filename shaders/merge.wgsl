@@ -111,7 +111,7 @@ fn merge(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_
     if (row >= tile.rows) {
         return;
     }
-    let splits = tile.splits;
+    let splits = tile.partials;
     let first = ((tile.first_partial + row) * params.heads + workgroup.y) * PARTIAL_VECS;
     let stride = ROWS * params.heads * PARTIAL_VECS;
 
@@ -152,7 +152,7 @@ fn merge(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_
     let per_share = (splits + MERGE_SHARES - 1u) / MERGE_SHARES;
     // Packed pages: their sums are of rotated values, if these are.
     let first_packed = tile.first_packed;
-    let end_packed = first_packed + tile.packed_splits;
+    let end_packed = first_packed + tile.packed;
     var sum = 0.0;
     var out = vec4<f32>();
     var rotated = vec4<f32>();

@@ -10,26 +10,23 @@
 // Grid: x, z blocks, PACK_BATCHES workgroups for each, which divide its groups among them; y KV heads.
 //
 // Constants: BLOCK_WORDS, GROUP, HEAD_DIM, HEAD_WORDS, PACKED_FORMAT, PACK_BATCHES, PACK_BITS, PACK_CHANNELS,
-// PACK_CODES, PACK_LOW_BITS, PACK_LOW_WORDS, PACK_PER_TOKEN, PACK_ROW_GROUPS, PACK_ROW_WORDS, PACK_TENSOR,
-// PACK_TOKENS, PACK_WORKGROUP.
+// PACK_CODES, PACK_LINES, PACK_LINE_WORDS, PACK_LOW_BITS, PACK_LOW_WORDS, PACK_PER_TOKEN, PACK_ROW_GROUPS,
+// PACK_TENSOR, PACK_TOKENS, PACK_WORKGROUP.
 // Records: PackBlock.
 
 @group(0) @binding(4) var<storage, read_write> slab: array<u32>;
 
-// Where the codes of row word `word` of a token go.
-fn code_word(token: u32, word: u32) -> u32 {
-    if (PACK_TENSOR == 0u) {
-        return PACK_CODES + word * GROUP + token;
-    }
-    return PACK_CODES + token * PACK_ROW_WORDS + word;
+// Codes of a line, which is a token's channels if keys are packed, and a channel's tokens if values are.
+const LINE_CODES: u32 = select(GROUP, HEAD_DIM, PACK_TENSOR == 0u);
+
+// (token, channel) of code `code` of line `line`.
+fn element_of(line: u32, code: u32) -> vec2<u32> {
+    return select(vec2<u32>(code, line), vec2<u32>(line, code), PACK_TENSOR == 0u);
 }
 
-// The `i`-th of the words of `tokens` tokens in the order in which they lie in memory: (token, row word).
-fn nth_word(i: u32, tokens: u32) -> vec2<u32> {
-    if (PACK_TENSOR == 0u) {
-        return vec2<u32>(i % tokens, i / tokens);
-    }
-    return vec2<u32>(i / PACK_ROW_WORDS, i % PACK_ROW_WORDS);
+fn sixteen_bits(slots: u32, head: u32, line: u32, code: u32) -> u32 {
+    let at = element_of(line, code);
+    return enter(PACKED_FORMAT, row_bits(slots, head, at.x, at.y));
 }
 
 @compute @workgroup_size(PACK_WORKGROUP)
@@ -43,10 +40,11 @@ fn pack(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     let first = pack_block_at(params.first + PACK_BLOCK_WORDS * item).block * BLOCK_WORDS + head * HEAD_WORDS;
 
     if (PACK_BITS == 16u) {
-        for (var i = local; i < PACK_ROW_WORDS * GROUP; i += PACK_WORKGROUP) {
-            let at = nth_word(i, GROUP);
-            slab[first + code_word(at.x, at.y)] = enter(PACKED_FORMAT, row_bits(slots, head, at.x, 2u * at.y))
-                | (enter(PACKED_FORMAT, row_bits(slots, head, at.x, 2u * at.y + 1u)) << 16u);
+        for (var i = local; i < PACK_LINE_WORDS * PACK_LINES; i += PACK_WORKGROUP) {
+            let line = i % PACK_LINES;
+            let code = 2u * (i / PACK_LINES);
+            slab[first + PACK_CODES + i] =
+                sixteen_bits(slots, head, line, code) | (sixteen_bits(slots, head, line, code + 1u) << 16u);
         }
         return;
     }
@@ -62,22 +60,24 @@ fn pack(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_i
     fit_groups(slots, head, begin, end, local);
     store_params(first, begin, end, local);
 
-    // Codes: the words that begin in these channels.
-    for (var i = local; i < PACK_ROW_WORDS * PACK_TOKENS; i += PACK_WORKGROUP) {
-        let at = nth_word(i, PACK_TOKENS);
-        let t = token + at.x;
-        let part = plane_word(PACK_BITS, PACK_LOW_BITS, PACK_LOW_WORDS, at.y);
-        if (part.channel < channel || part.channel >= end_channel) {
+    // Codes: of these lines, the words that begin with these codes.
+    let start = element_of(token, channel);
+    let stop = element_of(token + PACK_TOKENS, end_channel);
+    let lines = stop.x - start.x;
+    for (var i = local; i < PACK_LINE_WORDS * lines; i += PACK_WORKGROUP) {
+        let line = start.x + i % lines;
+        let part = plane_word(PACK_BITS, PACK_LOW_BITS, PACK_LOW_WORDS, i / lines);
+        if (part.first < start.y || part.first >= stop.y) {
             continue;
         }
         var word = 0u;
         for (var j = 0u; j < part.codes; j++) {
-            let c = part.channel + j;
-            if (c < HEAD_DIM) {
-                let code = code_of(sh_param[group_of(t, c) - begin], row_bits(slots, head, t, c));
-                word |= ((code >> part.code_shift) & part.mask) << (j * part.width);
+            let at = element_of(line, part.first + j);
+            if (part.first + j < LINE_CODES) {
+                let code = code_of(sh_param[group_of(at.x, at.y) - begin], row_bits(slots, head, at.x, at.y));
+                word |= ((code >> part.code_shift) & part.mask) << code_bit(part.width, j);
             }
         }
-        slab[first + code_word(t, at.y)] = word;
+        slab[first + PACK_CODES + (i / lines) * PACK_LINES + line] = word;
     }
 }

@@ -4,8 +4,8 @@
 // | binding | what | access |
 // |---|---|---|
 // | 0, 1 of group 0 | params, plan: runs, splits, tiles | read |
-// | 2, 3 | slab, as vec4 and as words | read |
-// | 4 | partial results | read, write |
+// | 2 | slab, as vec4 | read |
+// | 5 | partial results | read, write |
 // | 0, 1 of group 1 | io, host's queries | read |
 //
 // Grid: x, z runs; y KV heads. Keys and values are read by lib/vectors_packed.wgsl.

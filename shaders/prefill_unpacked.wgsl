@@ -4,24 +4,13 @@
 // | binding | what | access |
 // |---|---|---|
 // | 0, 1 of group 0 | params, plan: runs, splits, tiles, slot lists | read |
-// | 2, 3 | sink slots and rings, staging, as vec4 | read |
-// | 4 | partial results | read, write |
+// | 3, 4 | sink slots and rings, staging, as vec4 | read |
+// | 5 | partial results | read, write |
 // | 0, 1 of group 1 | io, host's queries | read |
 //
 // Grid: x, z runs; y KV heads.
 //
-// Constants: F32, WINDOW_FORMAT.
 // Records: Split.
-
-fn token_vector(split: Split, tensor: u32, head: u32, token: u32, v: u32) -> vec4<f32> {
-    let slot = slot_of(split, token);
-    if (WINDOW_FORMAT == F32) {
-        return bitcast<vec4<f32>>(fetch(slot, tensor, head, v));
-    }
-    let words = fetch(slot, tensor, head, v / 2u);
-    let two = select(words.xy, words.zw, v % 2u == 1u);
-    return vec4<f32>(pair(WINDOW_FORMAT, two.x), pair(WINDOW_FORMAT, two.y));
-}
 
 fn key_vector(split: Split, head: u32, token: u32, v: u32) -> vec4<f32> {
     return token_vector(split, 0u, head, token, v);

@@ -4,8 +4,8 @@
 // | binding | what | access |
 // |---|---|---|
 // | 0, 1 of group 0 | params, plan | read |
-// | 2, 3 | sink slots and rings, staging, as vec4 | read |
-// | 4 | partial results | read, write |
+// | 3, 4 | sink slots and rings, staging, as vec4 | read |
+// | 5 | partial results | read, write |
 // | 0, 1, 2 of group 1 | io, host's queries as words and as vec4 | read |
 //
 // Grid: x, z runs; y clusters, one per KV head and KEY_ROWS rows.

@@ -1,5 +1,5 @@
-// Keys or values that are about to be packed per channel, rotated and stored for pack.wgsl. Twin:
-// src/oracle/pack.rs.
+// Keys or values that are about to be packed, rotated and stored for pack.wgsl. Twin:
+// src/format/rotation.rs.
 //
 // | binding | what | access |
 // |---|---|---|

@@ -159,22 +159,29 @@ def choose(x, form):
     return chosen
 
 
-# "Rows and planes"
+# "Lines and planes"
 PLANES = {2: (2,), 3: (2, 1), 4: (4,), 8: (8,), 16: (16,)}
 
 
-def to_rows(codes, bits):
-    """Codes [...][D] to rows [...][R]."""
-    planes, shift, (*outer, channels) = [], 0, codes.shape
+def place(p, j):
+    """The words of a plane of p bits where codes j of a line are, and their lowest bits there."""
+    if p == 16:
+        return j // 2, 16 * (j % 2)
+    if p == 1:
+        return j // 32, 8 * (j % 4) + 2 * (j % 16 // 4) + j % 32 // 16
+    return j * p // 32, 8 * (j % 4) + p * (j % (32 // p) // 4)
+
+
+def to_lines(codes, bits):
+    """Codes [...][line][code] to words [...][word of the line][line]."""
+    planes, shift, n = [], 0, codes.shape[-1]
     for p in PLANES[bits]:
-        each = 32 // p
-        words = -(-channels // each)
-        plane = np.zeros((*outer, words * each), U32)
-        plane[..., :channels] = (codes >> U32(shift)) & U32((1 << p) - 1)
-        plane = plane.reshape(*outer, words, each) << np.arange(0, 32, p, dtype=U32)
-        planes.append(np.bitwise_or.reduce(plane, axis=-1))
+        word, bit = place(p, np.arange(n))
+        part = ((codes >> U32(shift)) & U32((1 << p) - 1)) << bit.astype(U32)
+        words = [np.bitwise_or.reduce(part[..., word == w], axis=-1) for w in range(-(-n * p // 32))]
+        planes.append(np.stack(words, axis=-2))
         shift += p
-    return np.concatenate(planes, axis=-1)
+    return np.concatenate(planes, axis=-2)
 
 
 def quantize(x, form):
@@ -206,12 +213,10 @@ def pack(x, form, gv, window_format, is_keys):
             codes = np.concatenate((codes, last_codes[..., 0, :]), axis=3)
             parameters = np.concatenate((parameters, last_parameters), axis=3)
         parameters = parameters.reshape(*outer, tokens * parameters.shape[3])
-    rows = to_rows(codes, form["bits"])
-    if is_keys:
-        rows = rows.swapaxes(2, 3)
+    lines = to_lines(codes if is_keys else codes.swapaxes(2, 3), form["bits"])
     if form["compact"]:  # an even number of them, as D and G are even
         parameters = parameters[..., 0::2] | (parameters[..., 1::2] << U32(16))
-    return np.concatenate((rows.reshape(*outer, rows.shape[2] * rows.shape[3]), parameters), axis=2)
+    return np.concatenate((lines.reshape(*outer, lines.shape[2] * lines.shape[3]), parameters), axis=2)
 
 
 # "Where a token is"

@@ -1,6 +1,6 @@
 // Attention by clusters of invocations that talk through subgroup shuffles: no workgroup memory, no barrier.
-// The pass file adds where keys and values come from: `unit_logits`, `unit_values`, `query_order`,
-// `channel_order` and `value_order`.
+// The pieces of the pass add where keys and values come from: lib/clusters_packed.wgsl and
+// lib/clusters_unpacked.wgsl.
 //
 // A cluster of LANES invocations reads the splits of a run for one KV head and KEY_ROWS rows from end to end,
 // UNIT tokens at a time. For keys and values a lane owns 16 channels, for the softmax four tokens of the
@@ -8,13 +8,40 @@
 // used. It needs one subgroup to hold a cluster, and the invocations of a workgroup numbered as their
 // subgroups are: the host runs lane_order.wgsl before it chooses these kernels.
 //
-// Constants: F32, HEADS_PER_KV, ITEMS_AT_MOST, KEY_ROWS, LANES, LOGIT_SCALE, PREFILL, ROW_GROUPS, WORKGROUP.
+// Constants: F32, HEADS_PER_KV, HEAD_DIM, ITEMS_AT_MOST, KEYS_ROTATED, KEY_ROWS, LANES, LOGIT_SCALE, PREFILL,
+// READS_PACKED, READS_UNPACKED, ROW_GROUPS, WORKGROUP.
 // Records: RowTile, TileRun.
 
 @group(1) @binding(2) var<storage, read> host_queries4: array<vec4<u32>>;
 
 // Tokens of one round: four per lane.
 const UNIT: u32 = 4u * LANES;
+
+// Per row (of up to KEY_ROWS): four tokens.
+struct Logits {
+    r0: vec4<f32>,
+    r1: vec4<f32>,
+    r2: vec4<f32>,
+    r3: vec4<f32>,
+}
+
+// a + s * b.
+fn add_scaled(a: Parts, s: f32, b: Parts) -> Parts {
+    let v = vec4<f32>(s);
+    return Parts(fma(v, b.p0, a.p0), fma(v, b.p1, a.p1), fma(v, b.p2, a.p2), fma(v, b.p3, a.p3));
+}
+
+// Adds each row's part of its query times four channels of four tokens.
+fn add_rows(sum: ptr<function, Logits>, k: Parts, q0: vec4<f32>, q1: vec4<f32>, q2: vec4<f32>, q3: vec4<f32>) {
+    (*sum).r0 = add_products((*sum).r0, q0, k);
+    if (KEY_ROWS > 1u) {
+        (*sum).r1 = add_products((*sum).r1, q1, k);
+    }
+    if (KEY_ROWS > 2u) {
+        (*sum).r2 = add_products((*sum).r2, q2, k);
+        (*sum).r3 = add_products((*sum).r3, q3, k);
+    }
+}
 
 // Sums over the lanes of a cluster: all of them get the same bits, since each step adds the same two numbers
 // in both.
@@ -75,14 +102,14 @@ fn query_vector(first: u32) -> vec4<f32> {
 }
 
 // A row's scaled query in the lane's channels.
-fn lane_query(tile: RowTile, head: u32, row: u32, lane: u32) -> Parts {
+fn lane_query(tile: RowTile, head: u32, row: u32, lane: u32, unpacked: bool) -> Parts {
     if (row >= tile.rows) {
         return Parts();
     }
-    let first = query_first(tile, head, row) + 16u * lane;
+    let first = query_first(tile, head, row, unpacked) + 16u * lane;
     let s = vec4<f32>(LOGIT_SCALE);
     let x = query_channels(first);
-    return query_order(Parts(x.p0 * s, x.p1 * s, x.p2 * s, x.p3 * s));
+    return Parts(x.p0 * s, x.p1 * s, x.p2 * s, x.p3 * s);
 }
 
 // The lane's 16 channels of up to four rows.
@@ -106,7 +133,7 @@ fn give(logits: ptr<function, Logits>, share: Logits, own: bool) {
     }
 }
 
-// Weighted sums of the lane's channels, in the order of the parts, and of the minima.
+// Weighted sums of the lane's channels, and of the minima.
 struct Sums {
     r0: Parts,
     r1: Parts,
@@ -134,9 +161,17 @@ fn add_weighted(sums: ptr<function, Sums>, x: Parts, p: vec4<f32>) {
     }
 }
 
+fn write_row(partial: u32, row: u32, head: u32, chunk: u32, s0: vec4<f32>, s1: vec4<f32>, s2: vec4<f32>, s3: vec4<f32>) {
+    let at = partial_at(partial, row, head) + 1u + 4u * chunk;
+    let vecs = HEAD_DIM / 4u - 4u * chunk;
+    partials[at] = s0;
+    if (vecs > 1u) { partials[at + 1u] = s1; }
+    if (vecs > 2u) { partials[at + 2u] = s2; }
+    if (vecs > 3u) { partials[at + 3u] = s3; }
+}
+
 fn write_partial(partial: u32, row: u32, head: u32, lane: u32, highest: f32, weights: f32, a: Parts) {
-    let x = channel_order(a);
-    write_row(partial, row, head, lane, x.p0, x.p1, x.p2, x.p3);
+    write_row(partial, row, head, lane, a.p0, a.p1, a.p2, a.p3);
     if (lane == 0u) {
         partials[partial_at(partial, row, head)] = vec4<f32>(highest, weights, 0.0, 0.0);
     }
@@ -144,7 +179,7 @@ fn write_partial(partial: u32, row: u32, head: u32, lane: u32, highest: f32, wei
 
 fn read_partial(partial: u32, row: u32, head: u32, lane: u32) -> Parts {
     let at = partial_at(partial, row, head) + 1u + 4u * lane;
-    return value_order(Parts(partials[at], partials[at + 1u], partials[at + 2u], partials[at + 3u]));
+    return Parts(partials[at], partials[at + 1u], partials[at + 2u], partials[at + 3u]);
 }
 
 fn attend_cluster(workgroup: vec3<u32>, local: u32, in_subgroup: u32) {
@@ -157,8 +192,8 @@ fn attend_cluster(workgroup: vec3<u32>, local: u32, in_subgroup: u32) {
     let head = params.first_head + used / ROW_GROUPS;
     let row = (used % ROW_GROUPS) * KEY_ROWS;
 
-    // Several items, so that the queries are loaded once. Twin of the division: `items_each` in
-    // src/gpu/shapes.rs.
+    // Several items, so that the queries are loaded once. Twin of the division: `workgroups` in
+    // src/gpu/kernels/mod.rs.
     let each = clamp(params.count / 16u, 1u, ITEMS_AT_MOST);
     let first_item = work_item(workgroup) * each;
     let end = min(first_item + each, params.count);
@@ -167,16 +202,19 @@ fn attend_cluster(workgroup: vec3<u32>, local: u32, in_subgroup: u32) {
     var q = Rows();
     for (var item = first_item; item < end; item++) {
         let run = read_run(item);
-        if (run.tile != loaded) {
-            loaded = run.tile;
+        // A pass of long chunks over unpacked tokens has the host's queries.
+        let unpacked = !PREFILL && run.unpacked != 0u;
+        let wanted = 2u * run.tile + select(0u, 1u, KEYS_ROTATED && unpacked);
+        if (wanted != loaded) {
+            loaded = wanted;
             tile = read_tile(run.tile);
-            q.r0 = lane_query(tile, head, row, lane);
+            q.r0 = lane_query(tile, head, row, lane, unpacked);
             if (KEY_ROWS > 1u) {
-                q.r1 = lane_query(tile, head, row + 1u, lane);
+                q.r1 = lane_query(tile, head, row + 1u, lane, unpacked);
             }
             if (KEY_ROWS > 2u) {
-                q.r2 = lane_query(tile, head, row + 2u, lane);
-                q.r3 = lane_query(tile, head, row + 3u, lane);
+                q.r2 = lane_query(tile, head, row + 2u, lane, unpacked);
+                q.r3 = lane_query(tile, head, row + 3u, lane, unpacked);
             }
         }
         attend_run(run, tile, q, head, row, lane, base, cluster < clusters);
@@ -188,19 +226,30 @@ fn attend_run(run: TileRun, tile: RowTile, q: Rows, head: u32, row: u32, lane: u
     var sums = Sums();
     var highest = vec4<f32>(UNSEEN);
     var total = vec4<f32>();
-    if (PREFILL && run.fresh == 0u) {
-        // A long chunk has four rows per cluster.
+    if (run.fresh == 0u) {
         let p0 = partials[partial_at(run.partial, row, head)];
-        let p1 = partials[partial_at(run.partial, row + 1u, head)];
-        let p2 = partials[partial_at(run.partial, row + 2u, head)];
-        let p3 = partials[partial_at(run.partial, row + 3u, head)];
-        highest = vec4<f32>(p0.x, p1.x, p2.x, p3.x);
-        total = vec4<f32>(p0.y, p1.y, p2.y, p3.y);
+        highest.x = p0.x;
+        total.x = p0.y;
         sums.r0 = read_partial(run.partial, row, head, lane);
-        sums.r1 = read_partial(run.partial, row + 1u, head, lane);
-        sums.r2 = read_partial(run.partial, row + 2u, head, lane);
-        sums.r3 = read_partial(run.partial, row + 3u, head, lane);
+        if (KEY_ROWS > 1u) {
+            let p1 = partials[partial_at(run.partial, row + 1u, head)];
+            highest.y = p1.x;
+            total.y = p1.y;
+            sums.r1 = read_partial(run.partial, row + 1u, head, lane);
+        }
+        if (KEY_ROWS > 2u) {
+            let p2 = partials[partial_at(run.partial, row + 2u, head)];
+            let p3 = partials[partial_at(run.partial, row + 3u, head)];
+            highest.z = p2.x;
+            highest.w = p3.x;
+            total.z = p2.y;
+            total.w = p3.y;
+            sums.r2 = read_partial(run.partial, row + 2u, head, lane);
+            sums.r3 = read_partial(run.partial, row + 3u, head, lane);
+        }
     }
+    // Known where the kernel is made for one of them.
+    let unpacked = READS_UNPACKED && (!READS_PACKED || run.unpacked != 0u);
 
     // The tile's first and last query: units that no row of the tile sees are left out.
     let last_query = tile.position + (tile.first_row + tile.rows - 1u) / HEADS_PER_KV;
@@ -215,7 +264,12 @@ fn attend_run(run: TileRun, tile: RowTile, q: Rows, head: u32, row: u32, lane: u
             if (position > last_query || position + UNIT <= oldest) {
                 continue;
             }
-            var logits = unit_logits(split, head, first, lane, base, q);
+            var logits = Logits();
+            if (unpacked) {
+                logits = token_logits(split, head, first, lane, base, q);
+            } else {
+                logits = packed_logits(split, head, first, lane, base, q);
+            }
             if (has_soft_cap(split)) {
                 logits.r0 = capped(logits.r0);
                 logits.r1 = capped(logits.r1);
@@ -246,7 +300,12 @@ fn attend_run(run: TileRun, tile: RowTile, q: Rows, head: u32, row: u32, lane: u
             weights = fma(weights, shrink, vec4<f32>(dot(p0, one), dot(p1, one), dot(p2, one), dot(p3, one)));
             total *= shrink;
 
-            let part = unit_values(split, head, first, lane, base, Logits(p0, p1, p2, p3));
+            var part = Sums();
+            if (unpacked) {
+                part = token_values(split, head, first, lane, base, Logits(p0, p1, p2, p3));
+            } else {
+                part = packed_values(split, head, first, lane, base, Logits(p0, p1, p2, p3));
+            }
             // Codes and minima cancel where a group has an outlier: within the unit, before they meet larger
             // sums.
             sums.r0 = joined(sums.r0, shrink.x, part.r0, part.zero.x);

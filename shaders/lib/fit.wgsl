@@ -171,17 +171,17 @@ fn code_of(param: u32, x: u32) -> u32 {
     return code;
 }
 
-// What a row word holds: `codes` codes from `channel` on, of each the bits from `code_shift` on that `mask`
-// covers, `width` bits apart.
+// What a word of a line holds: `codes` codes from `first` on, of each the bits from `code_shift` on that
+// `mask` covers, at `code_bit` of their `width`.
 struct PlaneWord {
-    channel: u32,
+    first: u32,
     codes: u32,
     code_shift: u32,
     mask: u32,
     width: u32,
 }
 
-// Row word `word` of codes whose low bits are in a plane of `low_words` words, and of which a bit that
+// Word `word` of a line of codes whose low bits are in a plane of `low_words` words, and of which a bit that
 // remains is in the plane behind it.
 fn plane_word(bits: u32, low_bits: u32, low_words: u32, word: u32) -> PlaneWord {
     if (word < low_words) {

@@ -4,30 +4,15 @@
 // once for all its query heads. Logits are in base 2: queries are multiplied by LOGIT_SCALE = softmax_scale *
 // log2(e) as they are loaded.
 //
-// Constants: HEADS_PER_KV, HEAD_DIM, PARTIAL_VECS, PREFILL, SOFT_CAPS.
-// Records: RowTile, AttendItem, Split, TileRun.
+// Constants: HEADS_PER_KV, HEAD_DIM, KEYS_ROTATED, PARTIAL_VECS, SOFT_CAPS.
+// Records: RowTile, Split, TileRun.
 
-@group(0) @binding(4) var<storage, read_write> partials: array<vec4<f32>>;
+@group(0) @binding(5) var<storage, read_write> partials: array<vec4<f32>>;
 @group(1) @binding(0) var<storage, read> io: Io;
 @group(1) @binding(1) var<storage, read> host_queries: array<u32>;
 
-// Per row (of up to KEY_ROWS): four tokens.
-struct Logits {
-    r0: vec4<f32>,
-    r1: vec4<f32>,
-    r2: vec4<f32>,
-    r3: vec4<f32>,
-}
-
-// The run of an item of work. In a decode step it is the only split of a partial result of its own, which is
-// the end of the item's record.
 fn read_run(item: u32) -> TileRun {
-    if (PREFILL) {
-        return tile_run_at(params.first + TILE_RUN_WORDS * item);
-    }
-    let at = params.first + ATTEND_ITEM_WORDS * item;
-    let own = attend_item_at(at);
-    return TileRun(own.tile, own.partial, at + ATTEND_ITEM_WORDS - SPLIT_WORDS, 1u, 1u);
+    return tile_run_at(params.first + TILE_RUN_WORDS * item);
 }
 
 fn run_split(run: TileRun, i: u32) -> Split {
@@ -42,32 +27,17 @@ struct Parts {
     p3: vec4<f32>,
 }
 
-// a + s * b.
-fn add_scaled(a: Parts, s: f32, b: Parts) -> Parts {
-    let v = vec4<f32>(s);
-    return Parts(fma(v, b.p0, a.p0), fma(v, b.p1, a.p1), fma(v, b.p2, a.p2), fma(v, b.p3, a.p3));
-}
-
-// 16 channels from eight words of 16-bit elements.
-fn sixteen_channels(format: u32, low: vec4<u32>, high: vec4<u32>) -> Parts {
-    return Parts(
-        vec4<f32>(pair(format, low.x), pair(format, low.y)),
-        vec4<f32>(pair(format, low.z), pair(format, low.w)),
-        vec4<f32>(pair(format, high.x), pair(format, high.y)),
-        vec4<f32>(pair(format, high.z), pair(format, high.w)),
-    );
-}
-
 fn read_tile(tile: u32) -> RowTile {
     return row_tile_at(params.tiles + ROW_TILE_WORDS * tile);
 }
 
-// Element of the host's queries where a row's query begins.
-fn query_first(tile: RowTile, head: u32, row: u32) -> u32 {
+// Element of the queries where a row's query begins. Where keys are rotated, packed and unpacked tokens have
+// queries of their own, side by side.
+fn query_first(tile: RowTile, head: u32, row: u32, unpacked: bool) -> u32 {
     let r = tile.first_row + row;
     let query_head = head * HEADS_PER_KV + r % HEADS_PER_KV;
     return io.q.offset + (tile.first_query + r / HEADS_PER_KV) * io.q.token_stride
-        + query_head * io.q.head_stride;
+        + query_head * io.q.head_stride + select(0u, HEAD_DIM, KEYS_ROTATED && unpacked);
 }
 
 fn query_element(index: u32) -> f32 {
@@ -125,13 +95,4 @@ fn largest(logits: vec4<f32>, seen: vec4<bool>) -> f32 {
 // A row's partial result in the attention scratch: (maximum, sum of weights), then the output.
 fn partial_at(partial: u32, row: u32, head: u32) -> u32 {
     return ((partial + row) * params.heads + head - params.first_head) * PARTIAL_VECS;
-}
-
-fn write_row(partial: u32, row: u32, head: u32, chunk: u32, s0: vec4<f32>, s1: vec4<f32>, s2: vec4<f32>, s3: vec4<f32>) {
-    let at = partial_at(partial, row, head) + 1u + 4u * chunk;
-    let vecs = HEAD_DIM / 4u - 4u * chunk;
-    partials[at] = s0;
-    if (vecs > 1u) { partials[at + 1u] = s1; }
-    if (vecs > 2u) { partials[at + 2u] = s2; }
-    if (vecs > 3u) { partials[at + 3u] = s3; }
 }

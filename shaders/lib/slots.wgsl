@@ -1,10 +1,10 @@
 // Unpacked tokens by slot: sink slots and rings, or the staging buffer.
 //
-// Constants: F32, RING_SLOTS, ROW_WORDS, STAGING_BIT, STAGING_SLOTS, TOKEN_WORDS, WINDOW_FORMAT.
+// Constants: RING_SLOTS, ROW_WORDS, STAGING_BIT, STAGING_SLOTS, TOKEN_WORDS.
 // Records: Split.
 
-@group(0) @binding(2) var<storage, read> ring4: array<vec4<u32>>;
-@group(0) @binding(3) var<storage, read> staging4: array<vec4<u32>>;
+@group(0) @binding(3) var<storage, read> ring4: array<vec4<u32>>;
+@group(0) @binding(4) var<storage, read> staging4: array<vec4<u32>>;
 
 const TOKEN_VECS: u32 = TOKEN_WORDS / 4u;
 const ROW_VECS: u32 = ROW_WORDS / 4u;
@@ -22,20 +22,4 @@ fn fetch(slot: u32, tensor: u32, head: u32, v: u32) -> vec4<u32> {
         return staging4[((slot & ~STAGING_BIT) + tensor * STAGING_SLOTS) * TOKEN_VECS + at];
     }
     return ring4[(slot + tensor * RING_SLOTS) * TOKEN_VECS + at];
-}
-
-// Chunk `chunk` of 16 channels of a token's key or value. A chunk that reaches past the row reads its
-// neighbour.
-fn token_channels(slot: u32, tensor: u32, head: u32, chunk: u32) -> Parts {
-    if (WINDOW_FORMAT == F32) {
-        return Parts(
-            bitcast<vec4<f32>>(fetch(slot, tensor, head, 4u * chunk)),
-            bitcast<vec4<f32>>(fetch(slot, tensor, head, 4u * chunk + 1u)),
-            bitcast<vec4<f32>>(fetch(slot, tensor, head, 4u * chunk + 2u)),
-            bitcast<vec4<f32>>(fetch(slot, tensor, head, 4u * chunk + 3u)),
-        );
-    }
-    let low = fetch(slot, tensor, head, 2u * chunk);
-    let high = fetch(slot, tensor, head, 2u * chunk + 1u);
-    return sixteen_channels(WINDOW_FORMAT, low, high);
 }

@@ -17,11 +17,11 @@ pub enum Bits {
     Sixteen,
 }
 
-/// Where a part of one code lies in its row: bits `[code_shift, +width)` of the code are bits `[shift,
+/// Where a part of one code lies in its line: bits `[code_shift, +width)` of the code are bits `[shift,
 /// +width)` of `word`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CodePart {
-    /// Row word.
+    /// Word of the line.
     pub word: u32,
     /// Bit of the word.
     pub shift: u32,
@@ -63,7 +63,7 @@ impl Bits {
         (1 << self.get()) - 1
     }
 
-    /// Widths of the planes of a row, lowest code bits first. A width that is not a power of two is split
+    /// Widths of the planes of a line, lowest code bits first. A width that is not a power of two is split
     /// here.
     pub const fn planes(self) -> &'static [u32] {
         match self {
@@ -80,26 +80,43 @@ impl Bits {
         self.planes()[0]
     }
 
-    /// Words of that plane of one row.
-    pub fn low_words(self, head_dim: u32) -> u32 {
-        (head_dim * self.low_bits()).div_ceil(32)
+    /// Words of that plane of a line of `codes` codes.
+    pub fn low_words(self, codes: u32) -> u32 {
+        (codes * self.low_bits()).div_ceil(32)
     }
 
-    /// Words of one row of `head_dim` codes.
-    pub fn row_words(self, head_dim: u32) -> u32 {
-        self.planes().iter().map(|p| (head_dim * p).div_ceil(32)).sum()
+    /// Words of a line of `codes` codes.
+    pub fn line_words(self, codes: u32) -> u32 {
+        self.planes().iter().map(|p| (codes * p).div_ceil(32)).sum()
     }
 
-    /// Where code `j` of a row of `head_dim` codes lies.
-    pub fn parts(self, head_dim: u32, j: u32) -> impl Iterator<Item = CodePart> {
+    /// Where code `j` of a line of `codes` codes lies.
+    pub fn parts(self, codes: u32, j: u32) -> impl Iterator<Item = CodePart> {
         let mut first_word = 0;
         let mut code_shift = 0;
         self.planes().iter().map(move |&width| {
-            let bit = width * j;
-            let part = CodePart { word: first_word + bit / 32, shift: bit % 32, width, code_shift };
-            first_word += (head_dim * width).div_ceil(32);
+            let part =
+                CodePart { word: first_word + width * j / 32, shift: bit_of(width, j), width, code_shift };
+            first_word += (codes * width).div_ceil(32);
             code_shift += width;
             part
         })
+    }
+}
+
+/// The bit of its word where code `j` of a plane begins.
+///
+/// Four neighbouring codes lie in the four bytes of a word at the same bit of each, so that one shift and one
+/// mask give them as bytes (for integer dot products), as two pairs of halves, or one by one. The single bits
+/// of two neighbouring words of 16 codes share a word, each pair at the bits where 2-bit codes lie: so they
+/// meet those with one shift for all 16.
+fn bit_of(width: u32, j: u32) -> u32 {
+    match width {
+        16 => 16 * (j % 2),
+        1 => 8 * (j % 4) + 2 * (j / 4 % 4) + j / 16 % 2,
+        _ => {
+            let in_word = j % (32 / width);
+            8 * (in_word % 4) + width * (in_word / 4)
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Where everything lies in a packed block.
 
-use super::{Axis, Bits, PAGE_TOKENS, Tensor, TensorFormat};
+use super::{Axis, Bits, CodePart, PAGE_TOKENS, Tensor, TensorFormat};
 
 /// Sizes and offsets, in words, of a block: `group` tokens, keys and values of all KV heads of a layer.
 ///
@@ -22,10 +22,13 @@ pub struct BlockLayout {
     pub values: TensorFormat,
 }
 
-/// Where one head's keys or values lie in its part of a block: codes, for keys `[row word][token]` and for
-/// values `[token][row word]`; then parameters, `[channel]` if quantized per channel, else `[token][channel
-/// group]`. Compact parameters are two to a word, the first in the low half. Tensors in 16 bits have elements
-/// in the place of codes and no parameters.
+/// Where one head's keys or values lie in its part of a block: codes, then parameters.
+///
+/// A *line* of codes is what attention sums over: for keys the channels of a token, for values the tokens of
+/// a channel. Lines lie side by side, `[word of the line][line]`, so that four neighbouring words are of four
+/// tokens' keys, or of four channels of the values. Parameters are `[channel]` if quantized per channel, else
+/// `[token][channel group]`. Compact parameters are two to a word, the first in the low half. Tensors in 16
+/// bits have elements in the place of codes and no parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorLayout {
     /// Keys or values.
@@ -45,14 +48,38 @@ pub struct TensorLayout {
 }
 
 impl TensorLayout {
-    /// Words of one token's codes.
-    pub fn row_words(&self) -> u32 {
-        self.format.bits.row_words(self.head_dim)
+    /// Lines of codes: tokens if they are keys, channels if they are values.
+    pub fn lines(&self) -> u32 {
+        match self.tensor {
+            Tensor::Keys => self.group,
+            Tensor::Values => self.head_dim,
+        }
+    }
+
+    /// Codes of a line: channels if they are keys, tokens if they are values.
+    pub fn line_codes(&self) -> u32 {
+        match self.tensor {
+            Tensor::Keys => self.head_dim,
+            Tensor::Values => self.group,
+        }
+    }
+
+    /// The line of an element, and which of its codes it is.
+    pub fn place(&self, token: u32, channel: u32) -> (u32, u32) {
+        match self.tensor {
+            Tensor::Keys => (token, channel),
+            Tensor::Values => (channel, token),
+        }
+    }
+
+    /// Words of a line.
+    pub fn line_words(&self) -> u32 {
+        self.format.bits.line_words(self.line_codes())
     }
 
     /// Words of all codes.
     pub fn code_words(&self) -> u32 {
-        self.row_words() * self.group
+        self.line_words() * self.lines()
     }
 
     /// Groups of channels of one token, each with a parameter; the last may be short. One if it is quantized
@@ -64,11 +91,25 @@ impl TensorLayout {
         }
     }
 
-    /// Whether rows are rotated in a pass of their own before they are packed: a group of a channel needs the
-    /// rotated rows of all its tokens at a time.
-    pub(crate) fn rotates_apart(&self) -> bool {
-        self.format.rotated && self.axis == Axis::PerChannel
+    /// Tokens whose codes begin and end with words: a multiple of these is packed on its own.
+    pub(crate) fn whole_tokens(&self) -> u32 {
+        let codes = self.format.bits.planes().iter().map(|width| 32 / width).max().unwrap_or(1);
+        match self.tensor {
+            Tensor::Keys => 1,
+            Tensor::Values => codes.min(self.group),
+        }
     }
+
+    /// Whether rows are rotated in a pass of their own before they are packed: what is packed together needs
+    /// more rotated rows at a time than workgroup memory holds.
+    pub(crate) fn rotates_apart(&self) -> bool {
+        let fits =
+            self.axis == Axis::PerToken && self.whole_tokens() * self.head_dim <= Self::ROTATED_AT_ONCE;
+        self.format.rotated && !fits
+    }
+
+    /// Elements that workgroup memory holds while they are rotated.
+    pub(crate) const ROTATED_AT_ONCE: u32 = 2048;
 
     /// Number of parameters.
     pub fn params(&self) -> u32 {
@@ -89,13 +130,17 @@ impl TensorLayout {
         self.code_words() + self.param_words()
     }
 
-    /// Word of row word `word` of `token`.
-    pub fn code(&self, token: u32, word: u32) -> u32 {
-        self.first
-            + match self.tensor {
-                Tensor::Keys => word * self.group + token,
-                Tensor::Values => token * self.row_words() + word,
-            }
+    /// Where word `word` of a line is.
+    pub fn code(&self, line: u32, word: u32) -> u32 {
+        self.first + word * self.lines() + line
+    }
+
+    /// Where the parts of an element's code are.
+    pub fn parts(&self, token: u32, channel: u32) -> impl Iterator<Item = CodePart> {
+        let (line, code) = self.place(token, channel);
+        let (first, lines) = (self.first, self.lines());
+        let parts = self.format.bits.parts(self.line_codes(), code);
+        parts.map(move |part| CodePart { word: first + part.word * lines + line, ..part })
     }
 
     /// The word where parameters begin.

@@ -5,13 +5,12 @@ use super::{CodePart, Dtype, Param, TensorLayout, dequantize, widen};
 impl TensorLayout {
     /// The code of an element in a head's part of a block and its parameter, or its 16 bits.
     pub(crate) fn read(&self, words: &[u32], token: u32, channel: u32) -> (u32, Option<Param>) {
-        let bits = self.format.bits;
         let part = |part: CodePart| {
-            let word = words[self.code(token, part.word) as usize];
+            let word = words[part.word as usize];
             ((word >> part.shift) & ((1 << part.width) - 1)) << part.code_shift
         };
-        let code = bits.parts(self.head_dim, channel).map(part).sum();
-        let param = bits.is_quantized().then(|| {
+        let code = self.parts(token, channel).map(part).sum();
+        let param = self.format.bits.is_quantized().then(|| {
             let (word, shift) = self.param(self.group_of(token, channel));
             self.format.param(words[word as usize] >> shift)
         });

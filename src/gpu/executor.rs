@@ -163,8 +163,10 @@ impl ClassMemory {
             Pass::Pack(_) => Some(&slab()?.pack),
             Pass::RotateRows(_) => buffers.rotate.as_ref(),
             Pass::RotateQueries => rotated.map(|rotated| &rotated.target),
-            Pass::DecodePacked(_) | Pass::PrefillPacked => Some(&slab()?.packed),
-            Pass::DecodeUnpacked(_) | Pass::PrefillUnpacked => Some(&buffers.unpacked),
+            // Without packed tokens any slab will do, or none.
+            Pass::Decode(..) => Some(slab().map_or(&buffers.unpacked, |slab| &slab.attend)),
+            Pass::PrefillPacked => Some(&slab()?.attend),
+            Pass::PrefillUnpacked => Some(&buffers.unpacked),
             Pass::Merge(_) => Some(&self.shared.merge),
             Pass::CopyTokens => Some(&buffers.copy_tokens),
             Pass::CopyBlocks => Some(&slab()?.copy),
@@ -178,14 +180,12 @@ impl ClassMemory {
         match pass {
             Pass::Append => host.append,
             Pass::Merge(_) => host.output,
-            Pass::DecodePacked(_) | Pass::PrefillPacked if self.shape().layout.keys.rotated => {
+            Pass::Decode(..) | Pass::PrefillPacked if self.shape().layout.keys.rotated => {
                 self.shared.rotated.as_ref().map(|rotated| &rotated.queries)
             }
-            Pass::DecodePacked(_)
-            | Pass::PrefillPacked
-            | Pass::DecodeUnpacked(_)
-            | Pass::PrefillUnpacked
-            | Pass::RotateQueries => host.queries,
+            Pass::Decode(..) | Pass::PrefillPacked | Pass::PrefillUnpacked | Pass::RotateQueries => {
+                host.queries
+            }
             Pass::Pack(_)
             | Pass::RotateRows(_)
             | Pass::CopyTokens

@@ -26,6 +26,6 @@ pub use step::{Step, Target};
 
 /// For tests and tools of this repository.
 pub mod internals {
-    pub use super::kernels::{CatalogEntry, Pass, ShaderSource, catalog};
+    pub use super::kernels::{CatalogEntry, Pass, Reads, ShaderSource, catalog};
     pub use super::params::{IoParams, PassParams, ViewParams};
 }

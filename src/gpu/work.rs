@@ -1,13 +1,13 @@
 //! A step's plan in the words that shaders read, and the dispatches that read them.
 
-use super::kernels::{KernelSet, Pass};
+use super::kernels::{KernelSet, Pass, Reads};
 use super::params::PassParams;
 use crate::format::Tensor;
 use crate::memory::PASS_BYTES;
 use crate::plan::{
     BlockCopy, BlockCopyRange, PackBlock, Plan, Record, SlabRange, TokenCopy, TokenUnpack, TokenWrite,
 };
-use crate::schedule::{AttendItem, PrefillPass, RowTile, Schedule, Split, TileRun, Tiles};
+use crate::schedule::{AttendPass, RowTile, Schedule, Split, TileRun, Tiles};
 use crate::shape::Shape;
 use std::ops::Range;
 
@@ -44,7 +44,6 @@ struct Places {
     writes: u32,
     packs: u32,
     tiles: u32,
-    items: u32,
     runs: u32,
     token_copies: u32,
     block_copies: u32,
@@ -68,7 +67,6 @@ impl Places {
             writes: append(words, &plan.writes),
             packs: append(words, &plan.packs),
             tiles: append(words, &schedule.tiles),
-            items: append(words, &schedule.items),
             runs: append(words, &runs),
             token_copies: append(words, &plan.token_copies),
             block_copies: append(words, &plan.block_copies),
@@ -83,8 +81,7 @@ impl Places {
             Pass::Pack(_) | Pass::RotateRows(_) => (self.packs, PackBlock::WORDS),
             // It reads no list.
             Pass::RotateQueries => (0, 0),
-            Pass::DecodePacked(_) | Pass::DecodeUnpacked(_) => (self.items, AttendItem::WORDS),
-            Pass::PrefillPacked | Pass::PrefillUnpacked => (self.runs, TileRun::WORDS),
+            Pass::Decode(..) | Pass::PrefillPacked | Pass::PrefillUnpacked => (self.runs, TileRun::WORDS),
             Pass::Merge(_) => (self.tiles, RowTile::WORDS),
             Pass::CopyTokens => (self.token_copies, TokenCopy::WORDS),
             Pass::CopyBlocks | Pass::CopyBlocksAcross => (self.block_copies, BlockCopy::WORDS),
@@ -104,7 +101,7 @@ impl Work {
         plan: &Plan,
     ) -> Work {
         let schedule = Schedule::new(s, tiles, scratch_partials, plan);
-        let passes = passes_of(s, plan, &schedule);
+        let passes = passes_of(s, kernels.variant().decode_reads(), plan, &schedule);
         let mut work = Work::default();
         if passes.is_empty() {
             return work;
@@ -166,8 +163,8 @@ struct PassWork {
     heads: Range<u32>,
 }
 
-/// The passes of a step in order.
-fn passes_of(s: &Shape, plan: &Plan, schedule: &Schedule) -> Vec<PassWork> {
+/// The passes of a step in order; those of decode steps read what the kernels say.
+fn passes_of(s: &Shape, decode: &[Reads], plan: &Plan, schedule: &Schedule) -> Vec<PassWork> {
     let all = 0..s.layout.kv_heads;
     let mut passes = Vec::new();
     let mut push_from = |pass, attention, source, slab, range: &Range<u32>, heads: &Range<u32>| {
@@ -185,14 +182,21 @@ fn passes_of(s: &Shape, plan: &Plan, schedule: &Schedule) -> Vec<PassWork> {
     }
     for round in &schedule.rounds {
         let (rows, heads, attention) = (round.row_tile, &round.heads, Some(round.attention));
-        for SlabRange { slab, items } in &round.packed {
-            push(Pass::DecodePacked(rows), attention, *slab, items, heads);
-        }
-        push(Pass::DecodeUnpacked(rows), attention, 0, &round.unpacked, heads);
-        for PrefillPass { slab, runs } in &round.prefill {
-            match slab {
-                Some(slab) => push(Pass::PrefillPacked, attention, *slab, runs, heads),
-                None => push(Pass::PrefillUnpacked, attention, 0, runs, heads),
+        for AttendPass { slab, runs, unpacked } in &round.passes {
+            let first_packed = runs.start + unpacked;
+            let slab_or_any = slab.unwrap_or(0);
+            if round.prefill {
+                let pass = if slab.is_some() { Pass::PrefillPacked } else { Pass::PrefillUnpacked };
+                push(pass, attention, slab_or_any, runs, heads);
+                continue;
+            }
+            for &reads in decode {
+                let runs = match reads {
+                    Reads::Both => runs.clone(),
+                    Reads::Unpacked => runs.start..first_packed,
+                    Reads::Packed => first_packed..runs.end,
+                };
+                push(Pass::Decode(reads, rows), attention, slab_or_any, &runs, heads);
             }
         }
         push(Pass::Merge(rows), attention, 0, &round.tiles, heads);

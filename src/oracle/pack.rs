@@ -25,8 +25,9 @@ pub fn pack(s: &Shape, tensor: Tensor, tokens: Tokens<'_>, slots: &[Slot], head:
     if !format.bits.is_quantized() {
         for (row, token) in rows.iter().zip(0..) {
             for (&x, channel) in row.iter().zip(0..) {
-                let word = layout.code(token, channel / 2) as usize;
-                block[word] |= enter(x, s.sixteen_bit_format()) << (16 * (channel % 2));
+                for part in layout.parts(token, channel) {
+                    block[part.word as usize] |= enter(x, s.sixteen_bit_format()) << part.shift;
+                }
             }
         }
     }
@@ -38,9 +39,9 @@ pub fn pack(s: &Shape, tensor: Tensor, tokens: Tokens<'_>, slots: &[Slot], head:
         block[word as usize] |= param.word() << shift;
         for (token, channel) in layout.elements(group) {
             let code = code(format.bits, param, element((token, channel)));
-            for part in format.bits.parts(layout.head_dim, channel) {
+            for part in layout.parts(token, channel) {
                 let bits = (code >> part.code_shift) & ((1 << part.width) - 1);
-                block[layout.code(token, part.word) as usize] |= bits << part.shift;
+                block[part.word as usize] |= bits << part.shift;
             }
         }
     }

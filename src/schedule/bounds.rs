@@ -1,6 +1,6 @@
 //! What a step needs at most: its partial results and its plan.
 
-use super::{AttendItem, RowTile, Split, TileRun, Tiles};
+use super::{RowTile, Split, TileRun, Tiles};
 use crate::error::Error;
 use crate::format::PAGE_TOKENS;
 use crate::plan::{BlockCopy, PackBlock, PoolSize, Record, TokenCopy, TokenUnpack, TokenWrite};
@@ -22,7 +22,7 @@ pub struct Bounds<'a> {
 pub struct Budget {
     /// The pool that it is for.
     pub pool: PoolSize,
-    /// Partial results (of one row of one head over one split) that the scratch holds.
+    /// Partial results (of one row of one head over one span) that the scratch holds.
     pub scratch_partials: u32,
     /// Bytes of the scratch.
     pub scratch_bytes: u64,
@@ -41,7 +41,7 @@ impl Bounds<'_> {
     /// bytes can hold the partial results of.
     pub fn budget(&self, max_binding: u64, pass_bytes: u32) -> Result<Budget, Error> {
         let bytes = self.tiles.partial_bytes();
-        let decode = u64::from(self.tiles.largest_decode_tile()) * u64::from(self.splits_at_most());
+        let decode = u64::from(self.tiles.largest_decode_tile()) * u64::from(self.spans_at_most());
         let prefill = u64::from(self.tiles.prefill_partials() * self.tiles.prefill_tile());
         let least = decode.max(prefill);
         if least * bytes > max_binding {
@@ -63,10 +63,16 @@ impl Bounds<'_> {
         })
     }
 
-    /// Splits of the longest possible sequence: its pages, sinks, and the unpacked tokens of a step.
-    fn splits_at_most(&self) -> u32 {
+    /// Spans of a sequence, at most: those of its pages, of sinks, and of the unpacked tokens of a step.
+    fn spans_at_most(&self) -> u32 {
+        self.tiles.spans_at_most(self.pool.pages) + self.unpacked_spans()
+    }
+
+    /// Spans of unpacked tokens of a sequence, at most.
+    fn unpacked_spans(&self) -> u32 {
         let unpacked = self.shape.held_tokens() + self.shape.max_step;
-        self.pool.pages + self.shape.sinks.div_ceil(PAGE_TOKENS) + unpacked.div_ceil(PAGE_TOKENS)
+        let short = self.tiles.shortest_span();
+        self.shape.sinks.div_ceil(short) + unpacked.div_ceil(short)
     }
 
     /// Row tiles of long chunks of all sequences in a step, at most.
@@ -89,16 +95,25 @@ impl Bounds<'_> {
         u64::from(self.pool.pages) + u64::from(self.pool.shared)
     }
 
-    /// Splits of all sequences together, at most.
+    /// Spans of all sequences together, at most.
+    fn all_spans_at_most(&self) -> u64 {
+        let sequences = u64::from(self.shape.max_sequences);
+        // As many as in the shortest spans, where a page may be cut off at its beginning.
+        let short =
+            u64::from(PAGE_TOKENS / self.tiles.shortest_span()) * self.all_pages_at_most() + sequences;
+        let packed = short.min(sequences * u64::from(self.tiles.spans_at_most(self.pool.pages)));
+        packed + sequences * u64::from(self.unpacked_spans())
+    }
+
+    /// Splits of all sequences together, at most: pages, if not spans are shorter.
     fn all_splits_at_most(&self) -> u64 {
-        let own = self.splits_at_most() - self.pool.pages;
-        self.all_pages_at_most() + u64::from(self.shape.max_sequences) * u64::from(own)
+        self.all_pages_at_most() + self.all_spans_at_most()
     }
 
     /// Partial results of a whole step, at most.
     fn partials_at_most(&self) -> u64 {
         let tile = self.tiles.largest_decode_tile();
-        let rows = u64::from(self.tiles.decode_tiles_at_most() * tile) * self.all_splits_at_most();
+        let rows = u64::from(self.tiles.decode_tiles_at_most() * tile) * self.all_spans_at_most();
         let partials = u64::from(self.tiles.prefill_partials() * self.tiles.prefill_tile());
         let prefill_rows = self.prefill_tiles_at_most() * partials;
         rows.max(prefill_rows) * u64::from(self.shape.layout.kv_heads)
@@ -123,7 +138,9 @@ impl Bounds<'_> {
         let prefill = if tiles == 0 { 0 } else { kinds * prefill_rounds * (per_round + 1) };
         // What is rotated first has passes of its own. A step may have to copy a page of each sequence that
         // packs, a reorder one of each sequence.
-        4 + rounds * (slabs + 2) + 4 * slabs + prefill + u64::from(self.shape.max_sequences)
+        // Pieces of a span in one slab after the other.
+        let pieces = if slabs > 1 { self.tiles.pages_of_a_span() } else { 1 };
+        4 + rounds * (pieces * slabs + 3) + 4 * slabs + prefill + u64::from(self.shape.max_sequences)
     }
 
     /// Pieces in which a long chunk goes through a sequence, at most: the unpacked tokens before and after
@@ -144,9 +161,9 @@ impl Bounds<'_> {
         let prefill_tiles = self.prefill_tiles_at_most();
         let decode_tiles = u64::from(self.tiles.decode_tiles_at_most());
         let tiles = kinds * (sequences * decode_tiles + prefill_tiles);
-        let items = kinds * decode_tiles * self.all_splits_at_most();
-        let splits = if prefill_tiles == 0 { 0 } else { kinds * self.all_splits_at_most() };
-        let runs = kinds * prefill_tiles * self.segments_at_most();
+        let splits = kinds * self.all_splits_at_most();
+        let pieces = if self.pool.slabs > 1 { self.all_splits_at_most() } else { self.all_spans_at_most() };
+        let runs = kinds * (decode_tiles * pieces + prefill_tiles * self.segments_at_most());
         // A step packs less than a group of what the window held besides new tokens.
         let packed = batch + sequences * (group - 1);
         let attended = batch + sequences * held;
@@ -155,7 +172,6 @@ impl Bounds<'_> {
             + words(TokenWrite::WORDS, batch)
             + words(PackBlock::WORDS, packed.div_ceil(group))
             + words(RowTile::WORDS, tiles)
-            + words(AttendItem::WORDS, items)
             + words(Split::WORDS, splits)
             + words(TileRun::WORDS, runs)
             + words(BlockCopy::WORDS, sequences * (per_page - 1));

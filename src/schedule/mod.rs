@@ -1,13 +1,14 @@
 //! How an executor divides attention: tiles of rows, splits, rounds, and partial results.
 //!
-//! A row is a query of one query head. Rows of one sequence attend together in [tiles](RowTile); a tile
-//! attends to one [split](Split), an extent of the plan, at a time. Tiles of decode steps have a partial
-//! result per row and split, so that many workgroups share a long context. Tiles of long chunks have one per
-//! row (two where values are rotated), which passes over consecutive splits extend. Rounds are as many tiles
-//! as the scratch holds partial results for.
+//! A row is a query of one query head. Rows of one sequence attend together in [tiles](RowTile). What they
+//! attend to comes in [splits](Split), each a part of an extent of the plan. Tiles of decode steps have a
+//! partial result per row and *span*, some tokens of the sequence: few of a short one, so that many
+//! workgroups share it, and many of a long one, so that there are few to join. Tiles of long chunks have one
+//! per row (two where values are rotated). A [run](TileRun) extends partial results by consecutive splits
+//! that are in one buffer. Rounds are as many tiles as the scratch holds partial results for.
 //!
-//! Splits depend only on a sequence's own length and number of queries, so a row's result never depends on
-//! its batch, on the scratch, or on where a page lies.
+//! Spans and splits depend only on a sequence's own length and number of queries, so a row's result never
+//! depends on its batch, on the scratch, or on where a page lies.
 
 mod bounds;
 mod decode;
@@ -17,7 +18,7 @@ mod tiles;
 pub use bounds::{Bounds, Budget};
 pub use tiles::{TileLimits, Tiles};
 
-use crate::plan::{Extent, Plan, SlabRange, records};
+use crate::plan::{Extent, Plan, records};
 use crate::shape::Shape;
 use std::ops::Range;
 
@@ -33,33 +34,18 @@ records! {
         rows: u32,
         /// Position of the sequence's first query.
         position: u32,
-        /// First partial row of the tile; split `s`, row `r` is partial row `first_partial + s * row_tile +
-        /// r`.
+        /// First partial row of the tile; partial result `p`, row `r` is partial row `first_partial + p *
+        /// row_tile + r`.
         first_partial: u32,
-        /// Splits to merge, in order of position; of tiles of long chunks, the partial results that there
-        /// are.
-        splits: u32,
-        /// First of those splits that are packed pages.
+        /// Partial results to merge, in order of position.
+        partials: u32,
+        /// First of those that are of packed pages.
         first_packed: u32,
         /// Number of those.
-        packed_splits: u32,
+        packed: u32,
     }
 
-    /// One tile attends to one split.
-    AttendItem {
-        /// Index in [`Schedule::tiles`].
-        tile: u32,
-        /// First partial row that it writes.
-        partial: u32,
-        /// As [`Extent::source`].
-        source: u32,
-        /// As [`Extent::tokens`].
-        tokens: u32,
-        /// As [`Extent::first_position`].
-        first_position: u32,
-    }
-
-    /// A split that tiles of long chunks extend their partial results by.
+    /// Up to a page of tokens that tiles extend their partial results by.
     Split {
         /// As [`Extent::source`].
         source: u32,
@@ -82,25 +68,20 @@ records! {
         splits: u32,
         /// Whether this is the first run of that partial result, 1 or 0: nothing is there to extend.
         fresh: u32,
+        /// Whether its tokens are unpacked, 1 or 0.
+        unpacked: u32,
     }
 }
 
-// Kernels read an item's split where the item has its last fields.
-const _: () = assert!(
-    std::mem::offset_of!(AttendItem, source) + size_of::<Split>() == size_of::<AttendItem>()
-        && std::mem::offset_of!(AttendItem, tokens) - std::mem::offset_of!(AttendItem, source)
-            == std::mem::offset_of!(Split, tokens)
-        && std::mem::offset_of!(AttendItem, first_position) - std::mem::offset_of!(AttendItem, source)
-            == std::mem::offset_of!(Split, first_position)
-);
-
-/// Runs that read one buffer. A round's passes run one after the other.
+/// Runs that read one slab, or unpacked tokens, or both. A round's passes run one after the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PrefillPass {
-    /// The slab, or `None` for unpacked tokens.
+pub struct AttendPass {
+    /// The slab, or `None` if all tokens are unpacked.
     pub slab: Option<u32>,
     /// Range of [`Schedule::runs`].
     pub runs: Range<u32>,
+    /// How many of them, the first, are over unpacked tokens.
+    pub unpacked: u32,
 }
 
 /// Tiles whose partial results fit the scratch together. Rounds run one after the other.
@@ -116,12 +97,10 @@ pub struct Round {
     pub heads: Range<u32>,
     /// Range of [`Schedule::tiles`].
     pub tiles: Range<u32>,
-    /// Ranges of [`Schedule::items`] that read packed pages.
-    pub packed: Vec<SlabRange>,
-    /// Range of [`Schedule::items`] that read unpacked tokens.
-    pub unpacked: Range<u32>,
-    /// Of tiles of long chunks: the passes that extend their partial results. Such a round has no items.
-    pub prefill: Vec<PrefillPass>,
+    /// Whether its tiles are those of long chunks. Then a pass reads a slab or unpacked tokens, not both.
+    pub prefill: bool,
+    /// The passes that make or extend the partial results.
+    pub passes: Vec<AttendPass>,
 }
 
 /// The attention of a step in one class.
@@ -129,11 +108,9 @@ pub struct Round {
 pub struct Schedule {
     /// Tiles to attend and merge.
     pub tiles: Vec<RowTile>,
-    /// Work of the attention passes of decode steps.
-    pub items: Vec<AttendItem>,
-    /// Splits of long chunks.
+    /// What tiles attend to.
     pub splits: Vec<Split>,
-    /// Work of the attention passes of long chunks.
+    /// Work of the attention passes.
     pub runs: Vec<TileRun>,
     /// In order.
     pub rounds: Vec<Round>,

@@ -6,7 +6,7 @@
 //! the same whichever pass makes it, so the bits do not depend on how the splits of a sequence are divided
 //! into passes, and so not on the slabs where its pages lie.
 
-use super::{Attending, PrefillPass, Round, RowTile, Schedule, Split, TileRun};
+use super::{AttendPass, Attending, Round, RowTile, Schedule, Split, TileRun};
 use crate::plan::Extent;
 use std::ops::Range;
 
@@ -39,9 +39,9 @@ impl Attending<'_> {
                     rows: row_tile.min(rows - first_row),
                     position: sequence.position,
                     first_partial: 0,
-                    splits: 1,
+                    partials: 1,
                     first_packed: 0,
-                    packed_splits: 0,
+                    packed: 0,
                 },
             }));
             segments.push(segments_of(&self.seen(&sequence.extents, sequence.position), schedule));
@@ -58,15 +58,14 @@ impl Attending<'_> {
             schedule.tiles.extend(
                 tiles.iter().zip(0..).map(|(t, i)| RowTile { first_partial: i * partial_rows, ..t.tile }),
             );
-            let prefill = self.passes(tiles, first_tile, &segments, schedule);
+            let passes = self.passes(tiles, first_tile, &segments, schedule);
             let round = Round {
                 attention: self.attention,
                 row_tile,
                 heads: 0..0,
                 tiles: first_tile..schedule.tiles.len() as u32,
-                packed: Vec::new(),
-                unpacked: 0..0,
-                prefill,
+                prefill: true,
+                passes,
             };
             for first in (0..kv_heads).step_by(heads as usize) {
                 schedule.rounds.push(Round { heads: first..kv_heads.min(first + heads), ..round.clone() });
@@ -81,7 +80,7 @@ impl Attending<'_> {
         first_tile: u32,
         segments: &[Vec<Segment>],
         schedule: &mut Schedule,
-    ) -> Vec<PrefillPass> {
+    ) -> Vec<AttendPass> {
         let rotated = self.shape.layout.values.rotated;
         let mut passes = Vec::new();
         let mut next = vec![0; segments.len()];
@@ -109,12 +108,14 @@ impl Attending<'_> {
                         first_split: splits.start,
                         splits: splits.end - splits.start,
                         fresh: std::mem::take(&mut fresh[i][own]).into(),
+                        unpacked: slab.is_none().into(),
                     });
                 }
             }
             let runs = first_run..schedule.runs.len() as u32;
             if !runs.is_empty() {
-                passes.push(PrefillPass { slab, runs });
+                let unpacked = if slab.is_none() { runs.end - runs.start } else { 0 };
+                passes.push(AttendPass { slab, runs, unpacked });
             }
             for (own, next) in segments.iter().zip(&mut next) {
                 if own.get(*next).is_some_and(|segment| segment.slab == slab) {
@@ -124,10 +125,10 @@ impl Attending<'_> {
         }
         for (tile, [no_unpacked, no_packed]) in schedule.tiles[first_tile as usize..].iter_mut().zip(fresh) {
             if rotated && !no_packed {
-                (tile.splits, tile.first_packed, tile.packed_splits) = (2, 1, 1);
+                (tile.partials, tile.first_packed, tile.packed) = (2, 1, 1);
                 // Without a window even the newest token may be packed, once its step is over.
                 if no_unpacked {
-                    (tile.splits, tile.first_packed) = (1, 0);
+                    (tile.partials, tile.first_packed) = (1, 0);
                     tile.first_partial += self.tiles.prefill_tile();
                 }
             }

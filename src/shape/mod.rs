@@ -224,10 +224,11 @@ impl Shape {
     }
 
     /// Bytes of the buffer for what is rotated before a kernel reads it: queries of layers with rotated keys,
-    /// and rows that are about to be packed per channel.
+    /// and rows that are about to be packed, unless workgroup memory holds them.
     pub fn rotated_bytes(&self) -> u64 {
         let row = 4 * u64::from(self.layout.head_dim);
-        let queries = u64::from(self.max_batch_tokens) * u64::from(self.query_heads) * row;
+        // Each rotated, and as it is.
+        let queries = 2 * u64::from(self.max_batch_tokens) * u64::from(self.query_heads) * row;
         // A step packs less than a group of what the window held besides new tokens.
         let held = u64::from(self.max_sequences) * u64::from(self.layout.group - 1);
         let packed = (u64::from(self.max_batch_tokens) + held) * u64::from(self.layout.kv_heads) * row;

@@ -227,33 +227,31 @@ fn is_writable(s: &Shape, state: &LayerState) -> bool {
     unpacked && state.blocks.chunks(layout.head_words() as usize).all(head)
 }
 
-/// Whether the codes of one head's keys or values are zero where the scale is, and what is beyond a row's
+/// Whether the codes of one head's keys or values are zero where the scale is, and what is beyond a line's
 /// codes is zero.
 fn codes_are_writable(layout: &TensorLayout, head: &[u32]) -> bool {
     let format = layout.format;
     if !format.bits.is_quantized() {
         return true;
     }
-    let in_row = |token: u32| {
-        let mut row = vec![0u32; layout.row_words() as usize];
-        for channel in 0..layout.head_dim {
-            for part in format.bits.parts(layout.head_dim, channel) {
-                row[part.word as usize] |= ((1 << part.width) - 1) << part.shift;
-            }
+    let mut used = vec![0u32; layout.line_words() as usize];
+    for code in 0..layout.line_codes() {
+        for part in format.bits.parts(layout.line_codes(), code) {
+            used[part.word as usize] |= ((1 << part.width) - 1) << part.shift;
         }
-        row.iter().zip(0..).all(|(mask, word)| head[layout.code(token, word) as usize] & !mask == 0)
+    }
+    let in_line = |line: u32| {
+        used.iter().zip(0..).all(|(mask, word)| head[layout.code(line, word) as usize] & !mask == 0)
     };
     let flat = |param: u32| {
         let (word, shift) = layout.param(param);
         format.param(head[word as usize] >> shift).scale() == 0.0
     };
     let is_zero = |(token, channel): (u32, u32)| {
-        format.bits.parts(layout.head_dim, channel).all(|part| {
-            let word = head[layout.code(token, part.word) as usize];
-            (word >> part.shift) & ((1 << part.width) - 1) == 0
-        })
+        let mut parts = layout.parts(token, channel);
+        parts.all(|part| (head[part.word as usize] >> part.shift) & ((1 << part.width) - 1) == 0)
     };
-    (0..layout.group).all(in_row)
+    (0..layout.lines()).all(in_line)
         && (0..layout.params()).filter(|param| flat(*param)).all(|param| layout.elements(param).all(is_zero))
 }
 

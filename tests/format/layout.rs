@@ -56,7 +56,7 @@ fn block_regions_follow_each_other() {
             let key_words = (head_dim * 2).div_ceil(32) * group;
             assert_eq!(keys.first_param(), key_words);
             assert_eq!(values.code(0, 0), key_words + head_dim);
-            let value_words = (head_dim * 4).div_ceil(32) * group;
+            let value_words = (group * 4 / 32) * head_dim;
             assert_eq!(values.first_param(), key_words + head_dim + value_words);
             let head = key_words + head_dim + value_words + group * head_dim.div_ceil(group.min(head_dim));
             assert_eq!(layout.block_words(), 3 * head);

@@ -145,35 +145,40 @@ proptest! {
     }
 
     #[test]
-    fn rows_round_trip(codes in prop::collection::vec(0u32..256, 1..513), bits in 0usize..4) {
+    fn lines_round_trip(codes in prop::collection::vec(0u32..256, 1..513), bits in 0usize..4) {
         let bits = Bits::QUANTIZED[bits];
-        let dim = codes.len() as u32;
-        let mut row = vec![0u32; bits.row_words(dim) as usize];
+        let length = codes.len() as u32;
+        let mut line = vec![0u32; bits.line_words(length) as usize];
         let codes: Vec<u32> = codes.into_iter().map(|c| c & bits.max_code()).collect();
         for (j, code) in codes.iter().enumerate() {
-            for part in bits.parts(dim, j as u32) {
-                row[part.word as usize] |= ((code >> part.code_shift) & ((1 << part.width) - 1)) << part.shift;
+            for part in bits.parts(length, j as u32) {
+                line[part.word as usize] |= ((code >> part.code_shift) & ((1 << part.width) - 1)) << part.shift;
             }
         }
+        let mut used = vec![0u32; line.len()];
         for (j, code) in codes.iter().enumerate() {
-            let read: u32 = bits.parts(dim, j as u32).map(|part| {
-                ((row[part.word as usize] >> part.shift) & ((1 << part.width) - 1)) << part.code_shift
+            let read: u32 = bits.parts(length, j as u32).map(|part| {
+                ((line[part.word as usize] >> part.shift) & ((1 << part.width) - 1)) << part.code_shift
             }).sum();
             prop_assert_eq!(read, *code);
-            // Per plane of p bits: code j is bits [p·j mod 32, +p) of word p·j / 32; three bits are the two
-            // low ones, then the high one.
-            let planes: &[(u32, u32)] = if bits == Bits::Three { &[(2, 0), (1, 2)] } else { &[(bits.get(), 0)] };
-            let mut first = 0;
-            for (width, from) in planes {
-                let bit = width * j as u32;
-                let field = row[(first + bit / 32) as usize] >> (bit % 32) & ((1 << width) - 1);
-                prop_assert_eq!(field, (code >> from) & ((1 << width) - 1));
-                first += (dim * width).div_ceil(32);
-                let used = (dim * width) % 32;
-                if used > 0 {
-                    prop_assert_eq!(row[first as usize - 1] >> used, 0, "unused bits are zero");
-                }
+            // Code j of a word is in byte j mod 4, p·(j / 4) bits from its end. Three bits are the two low
+            // ones, then the high one: that of code j of a pair of words is where the low ones are, and a
+            // bit further in the second.
+            let (j, per_word) = (j as u32, if bits == Bits::Three { 16 } else { 32 / bits.get() });
+            let width = 32 / per_word;
+            let at = 8 * (j % 4) + width * (j % per_word / 4);
+            let mut field = |word: u32, at: u32, width: u32| {
+                used[word as usize] |= ((1 << width) - 1) << at;
+                (line[word as usize] >> at) & ((1 << width) - 1)
+            };
+            let mut packed = field(j / per_word, at, width);
+            if bits == Bits::Three {
+                packed |= field(length.div_ceil(16) + j / 32, at + j % 32 / 16, 1) << 2;
             }
+            prop_assert_eq!(packed, *code);
+        }
+        for (word, used) in line.iter().zip(used) {
+            prop_assert_eq!(word & !used, 0, "unused bits are zero");
         }
     }
 }

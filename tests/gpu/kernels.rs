@@ -54,18 +54,18 @@ fn kernels_are_built_once() {
     // Append, and a pack each for keys and values.
     assert_eq!(kernels.count(), 3);
     decode(&mut one);
-    // Attention over unpacked tokens by one row or two, and what joins it: there is no page yet.
+    // Attention by two rows, and what joins it.
     assert_eq!(kernels.count(), 5);
     let mut other = cache(&small().with_capacity(900), &kernels);
     decode(&mut other);
     assert_eq!(kernels.count(), 5, "nothing is new");
 
-    // Formats that differ in their widths append and attend to unpacked tokens alike.
+    // Formats that differ in their widths append and merge alike.
     let wide = small().with_bits(Bits::Four, Bits::Two).format;
     let mixed = small().with_layer_format([1], wide);
     let mut mixed = cache(&mixed, &kernels);
     decode(&mut mixed);
-    assert_eq!(kernels.count(), 7, "packs are new: values lie elsewhere in a larger block");
+    assert_eq!(kernels.count(), 8, "packs are new, values lie elsewhere in a larger block, and attention");
 }
 
 #[test]

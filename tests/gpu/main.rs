@@ -9,6 +9,7 @@ mod layers;
 mod life;
 mod logits;
 mod numbers;
+mod pair;
 mod programs;
 mod real_data;
 mod recorded;

@@ -7,7 +7,7 @@ use crate::reference::program::{Executor, Machine, Op, Work, program};
 use crate::support::{POISON, decode, device, kernels, poison, poisoned_buffer, read_buffer, storage_buffer};
 use kivi_wgpu::{
     Bits, CacheConfig, Dtype, Error, KvCache, KvCacheOptions, LayerIo, Operation, SequenceId, SequenceStep,
-    Shape, Snapshot, Step, TensorFormat, TensorView, Variant, wgpu,
+    Shape, Snapshot, Step, TensorFormat, TensorView, wgpu,
 };
 use proptest::test_runner::{Config, TestRunner};
 use std::cell::RefCell;
@@ -213,13 +213,7 @@ fn run_programs(config: CacheConfig, pages_per_slab: u64, cases: u32) {
     let config = config.with_max_slab_bytes(page * pages_per_slab);
     let (device, queue) = device();
     let options = KvCacheOptions::default().with_kernels(kernels());
-    // Integer dot products have an error of their own, which other tests measure.
-    let mut cache = KvCache::with_options_blocking(device, queue, &config, &options).unwrap();
-    if cache.variant() == Variant::IntegerDot {
-        let portable = options.with_variant(Variant::Portable);
-        cache = KvCache::with_options_blocking(device, queue, &config, &portable).unwrap();
-    }
-    let cache = RefCell::new(cache);
+    let cache = RefCell::new(KvCache::with_options_blocking(device, queue, &config, &options).unwrap());
     let run = |program: Vec<Op>| {
         let cache = &mut *cache.borrow_mut();
         for id in cache.planner().sequences().collect::<Vec<_>>() {

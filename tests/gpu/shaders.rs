@@ -65,7 +65,7 @@ fn every_shader_is_valid_with_its_variants_features_and_within_default_limits() 
             if variant.supports(&g).is_err() {
                 continue;
             }
-            for pass in Pass::all(&g) {
+            for pass in Pass::all(&g, variant) {
                 let module = parse(pass, &g, variant);
                 let mut validator =
                     naga::valid::Validator::new(naga::valid::ValidationFlags::all(), capabilities(variant));
@@ -178,7 +178,7 @@ fn every_kernel_has_a_twin() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     for g in shapes().iter().step_by(9) {
         for &variant in Variant::ALL.iter().filter(|variant| variant.supports(g).is_ok()) {
-            for pass in Pass::all(g) {
+            for pass in Pass::all(g, variant) {
                 let twin = pass.twin(g, variant);
                 assert!(root.join(twin).is_file(), "{twin}");
                 let file = format!("shaders/{}.wgsl", pass.source(g, variant).file());
@@ -301,8 +301,8 @@ fn the_readme_lists_every_binding() {
     let shapes = Variant::ALL.iter().map(|v| (*v, &g)).chain([(Variant::Portable, &rotated)]);
     for (variant, g) in shapes {
         variant.supports(g).unwrap();
-        let small = |p: &Pass| !matches!(p, Pass::DecodePacked(r) | Pass::DecodeUnpacked(r) | Pass::Merge(r) if *r > 1);
-        for pass in Pass::all(g).into_iter().filter(small) {
+        let small = |p: &Pass| !matches!(p, Pass::Decode(_, rows) | Pass::Merge(rows) if *rows > 1);
+        for pass in Pass::all(g, variant).into_iter().filter(small) {
             let module = parse(pass, g, variant);
             let mut rows = Vec::new();
             for (_, variable) in module.global_variables.iter() {

@@ -7,7 +7,7 @@ use kivi_wgpu::internals::lifecycle::{self, Lifecycle};
 use kivi_wgpu::internals::plan::{
     NewSlab, Plan, Planner, PoolLimits, PoolSize, Request, SequenceLengths, SequenceView, Slot,
 };
-use kivi_wgpu::internals::schedule::{AttendItem, Bounds, Budget, Round, Schedule, Split, TileLimits, Tiles};
+use kivi_wgpu::internals::schedule::{Bounds, Budget, Round, Schedule, Split, TileLimits, Tiles};
 use kivi_wgpu::{
     CacheConfig, CacheShape, Error, LayerState, Operation, SequenceId, SequenceStep, Shape, UnpackedTokens,
 };
@@ -48,8 +48,8 @@ impl Names {
         let schedule = Schedule::new(&self.s, &self.tiles, self.budget.scratch_partials, plan);
         let lists =
             plan.slots.len() + 2 * plan.writes.len() + 2 * plan.packs.len() + 8 * schedule.tiles.len();
-        let attention = 5 * schedule.items.len() + 3 * schedule.splits.len() + 5 * schedule.runs.len();
-        let passes_of = |round: &Round| 2 + round.packed.len() + round.prefill.len();
+        let attention = 3 * schedule.splits.len() + 6 * schedule.runs.len();
+        let passes_of = |round: &Round| 1 + round.passes.len();
         let copies = 2 * plan.token_copies.len() + 2 * plan.block_copies.len() + 3 * plan.unpacks.len();
         let unpacks = if self.s.layout.values.rotated { 2 } else { 1 } * plan.unpack_slabs.len();
         let slabs = 4 * plan.pack_slabs.len() + plan.copy_slabs.len() + unpacks;
@@ -94,24 +94,11 @@ impl Names {
             for t in round.tiles.clone() {
                 let tile = &schedule.tiles[t as usize];
                 assert!((1..=round.row_tile).contains(&tile.rows));
-                let parts = if round.prefill.is_empty() {
-                    let parts = self.split_parts(plan, schedule, round, t);
-                    assert_eq!(parts.len() as u32, tile.splits);
-                    let history = tile.first_packed..tile.first_packed + tile.packed_splits;
-                    for item in schedule.items.iter().enumerate().filter(|(_, item)| item.tile == t) {
-                        let (at, item) = item;
-                        let is_history = round.packed.iter().any(|range| range.items.contains(&(at as u32)));
-                        let split = (item.partial - tile.first_partial) / round.row_tile;
-                        assert_eq!(is_history, history.contains(&split), "a merge must know rotated sums");
-                    }
-                    for (i, partial) in parts.keys().enumerate() {
-                        assert_eq!(*partial, tile.first_partial + i as u32 * round.row_tile);
-                    }
-                    parts.into_values().collect()
-                } else {
-                    self.prefill_parts(plan, schedule, round, t)
+                let parts = match round.prefill {
+                    false => self.spans(plan, schedule, round, t),
+                    true => self.prefill_parts(plan, schedule, round, t),
                 };
-                let rows = tile.first_partial..tile.first_partial + tile.splits * round.row_tile;
+                let rows = tile.first_partial..tile.first_partial + tile.partials * round.row_tile;
                 for row in rows {
                     let partials = (row + 1) * round.heads.len() as u32;
                     assert!(
@@ -119,7 +106,6 @@ impl Names {
                         "partial rows collide"
                     );
                 }
-                assert!(parts.iter().all(|tokens| (1..=256).contains(&tokens.len())));
                 for row in tile.first_row..tile.first_row + tile.rows {
                     let query = row / self.s.heads_per_kv;
                     let position = tile.position + query;
@@ -156,27 +142,30 @@ impl Names {
         (0..split.tokens).map(|i| (split.first_position + i, token(i))).collect()
     }
 
-    /// The parts of a tile with a partial per split, by partial.
-    fn split_parts(
-        &self,
-        plan: &Plan,
-        schedule: &Schedule,
-        round: &Round,
-        tile: u32,
-    ) -> BTreeMap<u32, Vec<(u32, u64)>> {
-        let packed = round.packed.iter().map(|range| (Some(range.slab), range.items.clone()));
-        let mut parts = BTreeMap::new();
-        for (slab, items) in packed.chain([(None, round.unpacked.clone())]) {
-            for item in
-                schedule.items[items.start as usize..items.end as usize].iter().filter(|i| i.tile == tile)
-            {
-                let AttendItem { source, tokens, first_position, .. } = *item;
-                let split = Split { source, tokens, first_position };
-                let taken = parts.insert(item.partial, self.split_tokens(plan, slab, &split));
-                assert!(taken.is_none());
+    /// The spans of a tile, in order of position: one for each of its partial results.
+    fn spans(&self, plan: &Plan, schedule: &Schedule, round: &Round, tile: u32) -> Vec<Vec<(u32, u64)>> {
+        let about = &schedule.tiles[tile as usize];
+        let mut spans: BTreeMap<u32, Vec<(u32, u64)>> = BTreeMap::new();
+        for pass in &round.passes {
+            let runs = &schedule.runs[pass.runs.start as usize..pass.runs.end as usize];
+            for run in runs.iter().filter(|run| run.tile == tile) {
+                let packed = run.unpacked == 0;
+                let number = (run.partial - about.first_partial) / round.row_tile;
+                let history = about.first_packed..about.first_packed + about.packed;
+                assert_eq!(packed, history.contains(&number), "a merge must know rotated sums");
+                let span = spans.entry(number).or_default();
+                assert_eq!(run.fresh == 1, span.is_empty());
+                for split in &schedule.splits[run.first_split as usize..][..run.splits as usize] {
+                    let slab = packed.then(|| pass.slab.expect("packed tokens are in a slab"));
+                    let tokens = self.split_tokens(plan, slab, split);
+                    assert!((1..=256).contains(&tokens.len()));
+                    assert!(span.last().is_none_or(|(position, _)| *position < split.first_position));
+                    span.extend(tokens);
+                }
             }
         }
-        parts
+        assert!(spans.keys().copied().eq(0..about.partials));
+        spans.into_values().collect()
     }
 
     /// The parts of a long chunk's tile, in order of position. Where values are rotated, packed and unpacked
@@ -188,12 +177,11 @@ impl Names {
         round: &Round,
         tile: u32,
     ) -> Vec<Vec<(u32, u64)>> {
-        assert!(round.packed.is_empty() && round.unpacked.is_empty());
         let about = &schedule.tiles[tile as usize];
         let rows = round.row_tile * if self.s.layout.values.rotated { 2 } else { 1 };
         let base = about.first_partial / rows * rows;
         let mut by_partial: [Vec<Vec<(u32, u64)>>; 2] = Default::default();
-        for pass in &round.prefill {
+        for pass in &round.passes {
             let runs = &schedule.runs[pass.runs.start as usize..pass.runs.end as usize];
             for run in runs.iter().filter(|run| run.tile == tile) {
                 let own = usize::from(self.s.layout.values.rotated && pass.slab.is_some());
@@ -202,14 +190,17 @@ impl Names {
                 assert_eq!(run.fresh == 1, parts.is_empty());
                 for split in &schedule.splits[run.first_split as usize..][..run.splits as usize] {
                     assert!(parts.last().is_none_or(|last| last[last.len() - 1].0 < split.first_position));
-                    parts.push(self.split_tokens(plan, pass.slab, split));
+                    assert_eq!(run.unpacked == 1, pass.slab.is_none());
+                    let tokens = self.split_tokens(plan, pass.slab, split);
+                    assert!((1..=256).contains(&tokens.len()));
+                    parts.push(tokens);
                 }
             }
         }
         let present = by_partial.iter().filter(|parts| !parts.is_empty()).count() as u32;
-        assert_eq!(about.splits, present);
+        assert_eq!(about.partials, present);
         let history = u32::from(!by_partial[1].is_empty());
-        assert_eq!((about.first_packed, about.packed_splits), (history * (present - 1), history));
+        assert_eq!((about.first_packed, about.packed), (history * (present - 1), history));
         assert_eq!(about.first_partial, base + if by_partial[0].is_empty() { round.row_tile } else { 0 });
         let mut parts = by_partial.concat();
         parts.sort_by_key(|part| part[0].0);

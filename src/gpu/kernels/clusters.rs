@@ -3,61 +3,64 @@
 
 use super::needs::Needs;
 use super::source::{Piece, pieces};
-use super::{Bindings, Context, Grid, GridY, Kernel};
+use super::{Bindings, Context, Grid, GridY, Kernel, Reads};
 use crate::format::{Axis, Tensor};
 
 /// Invocations of a workgroup of clusters.
 pub(super) const WORKGROUP: u32 = 32;
-
-const PACKED: &str = "src/oracle/attend_packed.rs";
-const UNPACKED: &str = "src/oracle/attend_unpacked.rs";
 
 /// Invocations of a cluster: each owns 16 channels.
 pub(super) fn lanes(c: &Context<'_>) -> u32 {
     c.shape.layout.head_dim / 16
 }
 
-/// Decode steps over packed pages.
-pub(super) fn decode_packed(c: &Context<'_>, rows: u32) -> Kernel {
-    let kernel = Kernel::new(c, "decode_packed", PACKED, Bindings::Attend, packed_pieces());
+/// Decode steps.
+pub(super) fn decode(c: &Context<'_>, reads: Reads, rows: u32) -> Kernel {
+    let kernel = Kernel::new(c, "decode", "src/oracle/attend.rs", Bindings::Attend, pieces());
     // Loading the queries takes as long as a part of a page.
-    clustered(c, kernel.with(pieces!["decode_packed_clusters.wgsl"]), rows, 8, false)
-}
-
-/// Decode steps over unpacked tokens.
-pub(super) fn decode_unpacked(c: &Context<'_>, rows: u32) -> Kernel {
-    let kernel = Kernel::new(c, "decode_unpacked", UNPACKED, Bindings::Attend, unpacked_pieces());
-    clustered(c, kernel.with(pieces!["decode_unpacked_clusters.wgsl"]), rows, 1, false)
+    let items_at_most = if reads == Reads::Unpacked { 1 } else { 8 };
+    clustered(c, kernel.with(pieces!["decode_clusters.wgsl"]), rows, items_at_most, reads, false)
 }
 
 /// Long chunks over packed pages.
 pub(super) fn prefill_packed(c: &Context<'_>) -> Kernel {
-    let kernel = Kernel::new(c, "prefill_packed", PACKED, Bindings::Attend, packed_pieces());
-    clustered(c, kernel.with(pieces!["prefill_packed_clusters.wgsl"]), c.tiles.prefill_tile(), 1, true)
+    let twin = "src/oracle/attend_packed.rs";
+    let kernel = Kernel::new(c, "prefill_packed", twin, Bindings::Attend, pieces());
+    let kernel = kernel.with(pieces!["prefill_packed_clusters.wgsl"]);
+    clustered(c, kernel, c.tiles.prefill_tile(), 1, Reads::Packed, true)
 }
 
 /// Long chunks over unpacked tokens.
 pub(super) fn prefill_unpacked(c: &Context<'_>) -> Kernel {
-    let kernel = Kernel::new(c, "prefill_unpacked", UNPACKED, Bindings::Attend, unpacked_pieces());
-    clustered(c, kernel.with(pieces!["prefill_unpacked_clusters.wgsl"]), c.tiles.prefill_tile(), 1, true)
+    let twin = "src/oracle/attend_unpacked.rs";
+    let kernel = Kernel::new(c, "prefill_unpacked", twin, Bindings::Attend, pieces());
+    let kernel = kernel.with(pieces!["prefill_unpacked_clusters.wgsl"]);
+    clustered(c, kernel, c.tiles.prefill_tile(), 1, Reads::Unpacked, true)
 }
 
-fn packed_pieces() -> [Piece; 5] {
+fn pieces() -> [Piece; 9] {
     pieces![
         "lib/rows.wgsl",
         "lib/packed.wgsl",
+        "lib/slots.wgsl",
         "lib/products.wgsl",
+        "lib/field_convert.wgsl",
+        "lib/lines.wgsl",
         "lib/clusters.wgsl",
-        "lib/clusters_packed.wgsl"
+        "lib/clusters_packed.wgsl",
+        "lib/clusters_unpacked.wgsl"
     ]
 }
 
-fn unpacked_pieces() -> [Piece; 4] {
-    pieces!["lib/rows.wgsl", "lib/slots.wgsl", "lib/clusters.wgsl", "lib/clusters_window.wgsl"]
-}
-
 /// Adds what lib/clusters.wgsl reads. A cluster takes up to four rows.
-fn clustered(c: &Context<'_>, mut kernel: Kernel, rows: u32, items_at_most: u32, prefill: bool) -> Kernel {
+fn clustered(
+    c: &Context<'_>,
+    mut kernel: Kernel,
+    rows: u32,
+    items_at_most: u32,
+    reads: Reads,
+    prefill: bool,
+) -> Kernel {
     let cluster_rows = rows.min(4);
     let k = &mut kernel.constants;
     k.u32("ROWS", rows);
@@ -67,12 +70,9 @@ fn clustered(c: &Context<'_>, mut kernel: Kernel, rows: u32, items_at_most: u32,
     k.u32("ROW_GROUPS", rows / cluster_rows);
     k.u32("ITEMS_AT_MOST", items_at_most);
     k.flag("PREFILL", prefill);
-    kernel.needs = Needs {
-        features: wgpu::Features::SUBGROUP,
-        subgroup_size: lanes(c),
-        linear_lanes: true,
-        ..Needs::default()
-    };
+    k.flag("READS_PACKED", reads != Reads::Unpacked);
+    k.flag("READS_UNPACKED", reads != Reads::Packed);
+    kernel.needs = Needs { features: wgpu::Features::SUBGROUP, subgroup_size: lanes(c), linear_lanes: true };
     let y = GridY::Heads { units: rows / cluster_rows, per_workgroup: WORKGROUP / lanes(c) };
     kernel.grid = Grid { items_at_most, y, ..Grid::default() };
     kernel

@@ -1,7 +1,7 @@
 //! The constants of a kernel's prelude.
 
 use super::{Context, MAX_WORKGROUPS};
-use crate::format::{Axis, Bits, Dtype, Tensor, inverse_rotation_scale, rotation_scale, rotation_size};
+use crate::format::{Axis, Dtype, Tensor, inverse_rotation_scale, rotation_scale, rotation_size};
 use crate::gpu::params::ABSENT;
 use crate::plan::Slot;
 use std::collections::BTreeSet;
@@ -77,7 +77,6 @@ impl Constants {
         k.u32("HEAD_WORDS", layout.head_words());
         k.u32("CHANNEL_GROUP", layout.channel_group);
         k.tensors(c);
-        k.u32("KEY_PARTS", 8 / layout.keys.bits.low_bits());
         k.u32("PARTIAL_VECS", (c.tiles.partial_bytes() / 16) as u32);
         k.u32("ROTATION_SIZE", rotation_size(layout.head_dim));
         k.flag("KEY_COMPACT", layout.keys.compact);
@@ -99,17 +98,7 @@ impl Constants {
         for (tensor, names) in [
             (
                 Tensor::Keys,
-                [
-                    "KEY_BITS",
-                    "KEY_LOW_BITS",
-                    "KEY_LOW_WORDS",
-                    "KEY_CODES_PER_WORD",
-                    "KEY_BYTE_MASK",
-                    "KEY_ROW_WORDS",
-                    "KEY_GROUPS",
-                    "KEY_CODES",
-                    "KEY_PARAMS",
-                ],
+                ["KEY_BITS", "KEY_LOW_BITS", "KEY_LOW_WORDS", "KEY_GROUPS", "KEY_CODES", "KEY_PARAMS"],
             ),
             (
                 Tensor::Values,
@@ -117,9 +106,6 @@ impl Constants {
                     "VALUE_BITS",
                     "VALUE_LOW_BITS",
                     "VALUE_LOW_WORDS",
-                    "VALUE_CODES_PER_WORD",
-                    "VALUE_BYTE_MASK",
-                    "VALUE_ROW_WORDS",
                     "VALUE_GROUPS",
                     "VALUE_CODES",
                     "VALUE_PARAMS",
@@ -133,10 +119,7 @@ impl Constants {
                 // Of the plane of the low bits; a width that is not a power of two has a high bit in another
                 // plane.
                 bits.low_bits(),
-                bits.low_words(layout.head_dim),
-                32 / bits.low_bits(),
-                byte_mask(bits),
-                t.row_words(),
+                bits.low_words(t.line_codes()),
                 t.channel_groups(),
                 t.first,
                 t.first_param(),
@@ -144,9 +127,4 @@ impl Constants {
             names.into_iter().zip(values).for_each(|(name, value)| self.u32(name, value));
         }
     }
-}
-
-/// The lowest code of each byte of the plane of low bits.
-fn byte_mask(bits: Bits) -> u32 {
-    if bits.is_quantized() { ((1 << bits.low_bits()) - 1) * 0x0101_0101 } else { 0 }
 }

@@ -16,7 +16,7 @@ pub(crate) enum Bindings {
     Append,
     /// Rings or rotated rows, and staging, are read; one buffer is written.
     Pack,
-    /// Tokens are read, partial results are written; the host's queries are read.
+    /// Pages and unpacked tokens are read, partial results are written; the host's queries are read.
     Attend,
     /// Partial results are read; the host's output is written.
     Merge,
@@ -69,7 +69,7 @@ impl Layouts {
         let cache = CacheLayouts {
             append: layout(device, "kivi append", &[Params, Read, Write, Write]),
             pack: layout(device, "kivi pack", &[Params, Read, Read, Read, Write]),
-            attend: layout(device, "kivi attend", &[Params, Read, Read, Read, Write]),
+            attend: layout(device, "kivi attend", &[Params, Read, Read, Read, Read, Write]),
             merge: layout(device, "kivi merge", &[Params, Read, Read]),
             in_place: layout(device, "kivi in place", &[Params, Read, Write]),
             across: layout(device, "kivi across", &[Params, Read, Read, Write]),

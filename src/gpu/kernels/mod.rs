@@ -11,7 +11,6 @@ mod clusters;
 mod constants;
 mod copy;
 mod decode;
-mod dots;
 mod lane_order;
 mod layouts;
 mod merge;
@@ -55,14 +54,12 @@ pub enum Pass {
     Append,
     /// Keys or values of whole blocks.
     Pack(Tensor),
-    /// Keys or values that are about to be packed per channel, rotated first.
+    /// Keys or values that are about to be packed, rotated first.
     RotateRows(Tensor),
     /// Queries of a layer whose keys are rotated.
     RotateQueries,
-    /// Attention of decode steps over packed pages, with this many rows per workgroup.
-    DecodePacked(u32),
-    /// Attention of decode steps over unpacked tokens, with this many rows per workgroup.
-    DecodeUnpacked(u32),
+    /// Attention of decode steps, with this many rows per workgroup.
+    Decode(Reads, u32),
     /// Attention of long chunks over packed pages.
     PrefillPacked,
     /// Attention of long chunks over unpacked tokens.
@@ -81,13 +78,25 @@ pub enum Pass {
     UnpackRotated(Tensor),
 }
 
+/// What a pass of attention reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reads {
+    /// Packed and unpacked tokens.
+    Both,
+    /// Packed pages.
+    Packed,
+    /// Unpacked tokens.
+    Unpacked,
+}
+
 impl Pass {
-    /// Every pass that layers of a shape can run.
-    pub fn all(s: &Shape) -> Vec<Pass> {
-        Pass::of(s, &Tiles::new(s, &TileLimits::WGSL))
+    /// Every pass that layers of a shape can run by a variant's kernels.
+    pub fn all(s: &Shape, variant: Variant) -> Vec<Pass> {
+        Pass::of(&Context::new(s, &Tiles::new(s, &TileLimits::WGSL), variant))
     }
 
-    pub(crate) fn of(s: &Shape, tiles: &Tiles) -> Vec<Pass> {
+    pub(crate) fn of(c: &Context<'_>) -> Vec<Pass> {
+        let (s, tiles) = (c.shape, c.tiles);
         let mut passes = vec![Pass::Append];
         let tensors = [Tensor::Keys, Tensor::Values].map(|tensor| s.layout.tensor(tensor));
         for t in tensors {
@@ -105,7 +114,8 @@ impl Pass {
             passes.push(Pass::RotateQueries);
         }
         for rows in tiles.decode_tiles() {
-            passes.extend([Pass::DecodePacked(rows), Pass::DecodeUnpacked(rows), Pass::Merge(rows)]);
+            passes.extend(c.variant.decode_reads().iter().map(|reads| Pass::Decode(*reads, rows)));
+            passes.push(Pass::Merge(rows));
         }
         if tiles.may_prefill() {
             passes.extend([Pass::PrefillPacked, Pass::PrefillUnpacked, Pass::Merge(tiles.prefill_tile())]);
@@ -120,14 +130,9 @@ impl Pass {
             Pass::Pack(tensor) => pack::pack(c, tensor),
             Pass::RotateRows(tensor) => rotate::rows(c, tensor),
             Pass::RotateQueries => rotate::queries(c),
-            Pass::DecodePacked(rows) => match c.variant.decode() {
-                DecodeKernels::Portable => decode::packed(c, rows),
-                DecodeKernels::Clusters => clusters::decode_packed(c, rows),
-                DecodeKernels::Dots => dots::packed(c, rows),
-            },
-            Pass::DecodeUnpacked(rows) => match c.variant.decode() {
-                DecodeKernels::Portable | DecodeKernels::Dots => decode::unpacked(c, rows),
-                DecodeKernels::Clusters => clusters::decode_unpacked(c, rows),
+            Pass::Decode(reads, rows) => match c.variant.decode() {
+                DecodeKernels::Portable => decode::decode(c, rows),
+                DecodeKernels::Clusters => clusters::decode(c, reads, rows),
             },
             Pass::PrefillPacked => match c.variant.prefill() {
                 PrefillKernels::Portable => prefill::packed(c),
@@ -153,8 +158,7 @@ impl Pass {
             Pass::Pack(_) => "pack",
             Pass::RotateRows(_) => "rotate_rows",
             Pass::RotateQueries => "rotate_queries",
-            Pass::DecodePacked(_) => "decode_packed",
-            Pass::DecodeUnpacked(_) => "decode_unpacked",
+            Pass::Decode(..) => "decode",
             Pass::PrefillPacked => "prefill_packed",
             Pass::PrefillUnpacked => "prefill_unpacked",
             Pass::Merge(_) => "merge",
@@ -201,13 +205,13 @@ impl<'a> Context<'a> {
 
     /// Bytes of workgroup memory that the largest kernel needs.
     pub(crate) fn workgroup_bytes(&self) -> u32 {
-        let passes = Pass::of(self.shape, self.tiles).into_iter();
+        let passes = Pass::of(self).into_iter();
         passes.map(|pass| pass.kernel(self).workgroup_bytes).max().unwrap_or(0)
     }
 
     /// Whether a device has what every kernel needs; if not, what is missing.
     pub(crate) fn check(&self, device: &wgpu::Device) -> Result<(), &'static str> {
-        Pass::of(self.shape, self.tiles).into_iter().try_for_each(|pass| {
+        Pass::of(self).into_iter().try_for_each(|pass| {
             let kernel = pass.kernel(self);
             kernel.needs.check(device, kernel.workgroup_bytes)
         })
@@ -215,7 +219,7 @@ impl<'a> Context<'a> {
 
     /// Whether some kernel needs a workgroup's invocations to be numbered subgroup by subgroup.
     pub(crate) fn needs_linear_lanes(&self) -> bool {
-        Pass::of(self.shape, self.tiles).into_iter().any(|pass| pass.kernel(self).needs.linear_lanes)
+        Pass::of(self).into_iter().any(|pass| pass.kernel(self).needs.linear_lanes)
     }
 }
 
@@ -234,8 +238,6 @@ pub(crate) struct Kernel {
     pub(crate) workgroup_bytes: u32,
     needs: Needs,
     pub(crate) grid: Grid,
-    /// Whether it rounds queries, so that logits have an error of their own.
-    pub(crate) rounds_queries: bool,
 }
 
 impl Kernel {
@@ -258,7 +260,6 @@ impl Kernel {
             workgroup_bytes: 0,
             needs: Needs::default(),
             grid: Grid::default(),
-            rounds_queries: false,
         }
     }
 

@@ -8,16 +8,11 @@ pub(crate) struct Needs {
     pub(crate) subgroup_size: u32,
     /// Whether a workgroup's invocations must be numbered subgroup by subgroup, which no feature tells.
     pub(crate) linear_lanes: bool,
-    /// Backends whose compilers refuse it.
-    pub(crate) not_on: Option<wgpu::Backend>,
 }
 
 impl Needs {
     /// Whether a device has it, and that much workgroup memory; if not, what is missing.
     pub(super) fn check(&self, device: &wgpu::Device, workgroup_bytes: u32) -> Result<(), &'static str> {
-        if self.not_on == Some(device.adapter_info().backend) {
-            return Err("a backend other than DX12");
-        }
         if !device.features().contains(self.features) {
             return Err("a device with the features that Variant::features names");
         }

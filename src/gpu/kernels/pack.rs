@@ -13,8 +13,11 @@ const WORKGROUP: u32 = 128;
 pub(super) fn pack(c: &Context<'_>, tensor: Tensor) -> Kernel {
     let layout = c.shape.layout.tensor(tensor);
     let (format, shape) = (layout.format, PackShape::new(&layout));
-    let mut kernel = Kernel::new(c, "pack", "src/oracle/pack.rs", Bindings::Pack, [])
-        .with(pieces!["lib/quantizer.wgsl", "lib/fit.wgsl"]);
+    let mut kernel = Kernel::new(c, "pack", "src/oracle/pack.rs", Bindings::Pack, []).with(pieces![
+        "lib/quantizer.wgsl",
+        "lib/code_bit.wgsl",
+        "lib/fit.wgsl"
+    ]);
     kernel = if layout.rotates_apart() {
         kernel.with(pieces!["lib/rows_stored.wgsl"])
     } else if format.rotated {
@@ -27,8 +30,9 @@ pub(super) fn pack(c: &Context<'_>, tensor: Tensor) -> Kernel {
     k.u32("PACK_TENSOR", u32::from(tensor == Tensor::Values));
     k.u32("PACK_BITS", format.bits.get());
     k.u32("PACK_LOW_BITS", format.bits.low_bits());
-    k.u32("PACK_LOW_WORDS", format.bits.low_words(layout.head_dim));
-    k.u32("PACK_ROW_WORDS", layout.row_words());
+    k.u32("PACK_LOW_WORDS", format.bits.low_words(layout.line_codes()));
+    k.u32("PACK_LINE_WORDS", layout.line_words());
+    k.u32("PACK_LINES", layout.lines());
     k.u32("PACK_ROW_GROUPS", layout.channel_groups());
     k.u32("PACK_CODES", layout.first);
     k.u32("PACK_PARAMS", layout.first_param());
@@ -52,7 +56,8 @@ pub(super) fn pack(c: &Context<'_>, tensor: Tensor) -> Kernel {
 
 /// How the groups of one head's keys or values of a block are divided among workgroups.
 struct PackShape {
-    /// Tokens whose groups a workgroup packs: all of them, unless groups are per token.
+    /// Tokens whose groups a workgroup packs: whole words of every plane, and all of them unless groups are
+    /// per token.
     tokens: u32,
     /// Channels whose groups a workgroup packs: whole words of every plane, and all of them unless groups are
     /// per channel.
@@ -66,9 +71,9 @@ struct PackShape {
 }
 
 impl PackShape {
-    /// Workgroup memory holds a thousand parameters, and two thousand rotated elements. Clipping tries so
-    /// much that more workgroups share a block; besides, lavapipe ends every loop of an invocation that has
-    /// gone round 65535 times in all.
+    /// Workgroup memory holds a thousand parameters, and the elements that are rotated at once. Clipping
+    /// tries so much that more workgroups share a block; besides, lavapipe ends every loop of an invocation
+    /// that has gone round 65535 times in all.
     fn new(layout: &TensorLayout) -> PackShape {
         let TensorFormat { rotated, clipping, .. } = layout.format;
         let (head_dim, group) = (layout.head_dim, layout.group);
@@ -81,8 +86,9 @@ impl PackShape {
                 let row_groups = layout.channel_groups();
                 let parameters = previous_power_of_two(1024 / row_groups);
                 let few = rotated || clipping;
-                let rows = if few { previous_power_of_two(2048 / head_dim) } else { u32::MAX };
-                let tokens = group.min(parameters).min(rows);
+                let at_once = TensorLayout::ROTATED_AT_ONCE / head_dim;
+                let rows = if few { previous_power_of_two(at_once) } else { u32::MAX };
+                let tokens = group.min(parameters).min(rows).max(layout.whole_tokens());
                 (tokens, head_dim, tokens * row_groups)
             }
         };

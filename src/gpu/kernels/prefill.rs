@@ -10,6 +10,7 @@ pub(super) fn packed(c: &Context<'_>) -> Kernel {
         "lib/rows.wgsl",
         "lib/packed.wgsl",
         "lib/prefill.wgsl",
+        "lib/code_bit.wgsl",
         "lib/vectors_packed.wgsl",
         "prefill_packed.wgsl"
     ];
@@ -18,7 +19,13 @@ pub(super) fn packed(c: &Context<'_>) -> Kernel {
 
 /// Over unpacked tokens.
 pub(super) fn unpacked(c: &Context<'_>) -> Kernel {
-    let pieces = pieces!["lib/rows.wgsl", "lib/slots.wgsl", "lib/prefill.wgsl", "prefill_unpacked.wgsl"];
+    let pieces = pieces![
+        "lib/rows.wgsl",
+        "lib/slots.wgsl",
+        "lib/prefill.wgsl",
+        "lib/vectors_unpacked.wgsl",
+        "prefill_unpacked.wgsl"
+    ];
     tiled(c, Kernel::new(c, "prefill_unpacked", "src/oracle/attend_unpacked.rs", Bindings::Attend, pieces))
 }
 
@@ -40,7 +47,6 @@ fn tiled(c: &Context<'_>, mut kernel: Kernel) -> Kernel {
     k.u32("OUTPUTS_EACH", vecs.div_ceil(columns));
     k.u32("VALUE_TOKENS", value_tokens);
     k.u32("SH_VECS", sh_vecs);
-    k.flag("PREFILL", true);
     kernel.workgroup_bytes = 16 * sh_vecs;
     kernel
 }

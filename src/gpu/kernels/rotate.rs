@@ -4,7 +4,7 @@ use super::source::pieces;
 use super::{Bindings, Context, GridY, Kernel};
 use crate::format::Tensor;
 
-/// Rows that are about to be packed per channel: a workgroup takes a row.
+/// Rows that are about to be packed: a workgroup takes a row.
 pub(super) fn rows(c: &Context<'_>, tensor: Tensor) -> Kernel {
     let layout = &c.shape.layout;
     let pieces = pieces!["lib/tokens.wgsl", "lib/rotation.wgsl", "rotate_rows.wgsl"];

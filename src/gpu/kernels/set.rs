@@ -19,7 +19,7 @@ impl KernelSet {
     pub(crate) fn new(store: Kernels, s: &Shape, tiles: &Tiles, variant: Variant) -> KernelSet {
         let context = Context::new(s, tiles, variant);
         let of = |pass: Pass| (pass, (pass.kernel(&context), None));
-        KernelSet { store, variant, kernels: Pass::of(s, tiles).into_iter().map(of).collect() }
+        KernelSet { store, variant, kernels: Pass::of(&context).into_iter().map(of).collect() }
     }
 
     pub(crate) fn variant(&self) -> Variant {
@@ -35,11 +35,6 @@ impl KernelSet {
     pub(crate) fn grid(&self, pass: Pass) -> Grid {
         // A set has every pass that its layers can run.
         self.kernels.get(&pass).map_or_else(Grid::default, |(kernel, _)| kernel.grid)
-    }
-
-    /// Whether the kernel of a pass rounds queries, so that its logits have an error of their own.
-    pub(crate) fn rounds_queries(&self, pass: Pass) -> bool {
-        self.kernels.get(&pass).is_some_and(|(kernel, _)| kernel.rounds_queries)
     }
 
     /// Those that have not been built.

@@ -2,7 +2,7 @@
 //! one.
 
 use crate::plan::{BlockCopy, PackBlock, Record, TokenCopy, TokenUnpack, TokenWrite};
-use crate::schedule::{AttendItem, RowTile, Split, TileRun};
+use crate::schedule::{RowTile, Split, TileRun};
 use std::fmt::Write;
 
 /// A record's name and WGSL.
@@ -35,7 +35,6 @@ pub(super) fn twins(names: impl Iterator<Item = &'static str>) -> String {
         Twin::of::<TokenWrite>(),
         Twin::of::<PackBlock>(),
         Twin::of::<RowTile>(),
-        Twin::of::<AttendItem>(),
         Twin::of::<Split>(),
         Twin::of::<TileRun>(),
         Twin::of::<TokenCopy>(),

@@ -1,7 +1,7 @@
 //! The variants of the attention kernels, and which of them a device can run.
 
 use super::lane_order::is_linear;
-use super::{Context, clusters, dots};
+use super::{Context, Reads, clusters};
 use crate::error::Error;
 use crate::schedule::{TileLimits, Tiles};
 use crate::shape::Shape;
@@ -18,19 +18,6 @@ pub enum Variant {
     /// and at most 4 value groups per token, on devices with [`wgpu::Features::SUBGROUP`] whose subgroups
     /// have at least `head_dim / 16` invocations.
     Subgroups,
-    /// Logits of decode steps by integer dot products (`dot4I8Packed`), with the queries times the scales
-    /// rounded to 8 bits per row and block; the rest as [`Variant::Portable`]. For keys of 2, 3 or 4 bits and
-    /// a head_dim that is a multiple of 16, not on DX12; in tiles of more rows than workgroup memory holds
-    /// (about 8: several new tokens, or more than 8 query heads per KV head) and in long chunks keys are as
-    /// in `Portable`.
-    ///
-    /// Never chosen by default: what the rounding does to a row of the output depends on the model. With
-    /// 2-bit keys and values it moves a row by 0.3 % of its norm on average and by up to 6 % on the
-    /// activations in tests/data, by 1.9 % and 19.5 % on a layer of a real model that is not among them; 2
-    /// bits have moved it by 13 %. It takes 5.1 instead of 8.0 vector instructions per element on AMD's
-    /// compiler; on an NVIDIA H200 it is faster with one query head per KV head (148 instead of 188 µs), as
-    /// fast with four, slower with eight.
-    IntegerDot,
 }
 
 /// How attention of decode steps is computed.
@@ -38,7 +25,6 @@ pub enum Variant {
 pub(super) enum DecodeKernels {
     Portable,
     Clusters,
-    Dots,
 }
 
 /// How attention of long chunks is computed.
@@ -57,26 +43,35 @@ pub(super) enum MergeKernels {
 
 impl Variant {
     /// All variants.
-    pub const ALL: &'static [Variant] = &[Variant::Portable, Variant::Subgroups, Variant::IntegerDot];
+    pub const ALL: &'static [Variant] = &[Variant::Portable, Variant::Subgroups];
 
     pub(super) fn decode(self) -> DecodeKernels {
         match self {
             Variant::Portable => DecodeKernels::Portable,
             Variant::Subgroups => DecodeKernels::Clusters,
-            Variant::IntegerDot => DecodeKernels::Dots,
+        }
+    }
+
+    /// What its decode passes read, each by a kernel of its own.
+    pub(crate) fn decode_reads(self) -> &'static [Reads] {
+        match self.decode() {
+            // One pass instead of two: a GPU that has little to do waits for each.
+            DecodeKernels::Portable => &[Reads::Both],
+            // Processors run both sides of a branch.
+            DecodeKernels::Clusters => &[Reads::Unpacked, Reads::Packed],
         }
     }
 
     pub(super) fn prefill(self) -> PrefillKernels {
         match self {
-            Variant::Portable | Variant::IntegerDot => PrefillKernels::Portable,
+            Variant::Portable => PrefillKernels::Portable,
             Variant::Subgroups => PrefillKernels::Clusters,
         }
     }
 
     pub(super) fn merge(self) -> MergeKernels {
         match self {
-            Variant::Portable | Variant::IntegerDot => MergeKernels::Wide,
+            Variant::Portable => MergeKernels::Wide,
             Variant::Subgroups => MergeKernels::Narrow,
         }
     }
@@ -84,16 +79,8 @@ impl Variant {
     /// Features that it needs.
     pub fn features(self) -> wgpu::Features {
         match self {
-            Variant::Portable | Variant::IntegerDot => wgpu::Features::empty(),
+            Variant::Portable => wgpu::Features::empty(),
             Variant::Subgroups => wgpu::Features::SUBGROUP,
-        }
-    }
-
-    /// Whether it runs on a backend of wgpu.
-    pub fn runs_on(self, backend: wgpu::Backend) -> bool {
-        match self {
-            Variant::Portable | Variant::Subgroups => true,
-            Variant::IntegerDot => backend != wgpu::Backend::Dx12,
         }
     }
 
@@ -109,7 +96,6 @@ impl Variant {
         match self.decode() {
             DecodeKernels::Portable => Ok(()),
             DecodeKernels::Clusters => clusters::supports(c),
-            DecodeKernels::Dots => dots::supports(c),
         }
     }
 
@@ -137,11 +123,10 @@ impl Variant {
         }
     }
 
-    /// The variant that pays on an adapter, and attends within the bound that the README states.
+    /// The variant that pays on an adapter.
     ///
     /// `Subgroups` keeps the whole state of its rows in registers, which pays where workgroup memory and
-    /// barriers are slow: on software adapters. GPUs have not the registers. `IntegerDot` is a host's own
-    /// choice, since what it adds to the error depends on the model.
+    /// barriers are slow: on software adapters. GPUs have not the registers.
     pub fn preferred(adapter: &wgpu::AdapterInfo) -> Variant {
         if adapter.device_type == wgpu::DeviceType::Cpu { Variant::Subgroups } else { Variant::Portable }
     }

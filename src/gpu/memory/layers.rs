@@ -79,7 +79,8 @@ impl Shared {
 #[derive(Debug)]
 pub(in crate::gpu) struct Slab {
     pub(in crate::gpu) buffer: wgpu::Buffer,
-    pub(in crate::gpu) packed: wgpu::BindGroup,
+    /// To attend to it, and to unpacked tokens.
+    pub(in crate::gpu) attend: wgpu::BindGroup,
     pub(in crate::gpu) pack: wgpu::BindGroup,
     /// From rows that were rotated apart.
     pub(in crate::gpu) pack_rotated: Option<wgpu::BindGroup>,
@@ -94,6 +95,7 @@ pub(in crate::gpu) struct LayerBuffers {
     /// `None` where a slab has been given back.
     pub(in crate::gpu) slabs: Vec<Option<Slab>>,
     pub(in crate::gpu) append: wgpu::BindGroup,
+    /// To attend to unpacked tokens alone: the ring is in the place of a slab.
     pub(in crate::gpu) unpacked: wgpu::BindGroup,
     pub(in crate::gpu) copy_tokens: wgpu::BindGroup,
     /// To rotate rows that are about to be packed.
@@ -114,7 +116,7 @@ impl LayerBuffers {
         let bind = |layout, buffers: &[&wgpu::Buffer]| bind_group(device, layout, plan, buffers);
         let mut layer = LayerBuffers {
             append: bind(&layouts.append, &[&ring, staging]),
-            unpacked: bind(&layouts.attend, &[&ring, staging, scratch]),
+            unpacked: bind(&layouts.attend, &[&ring, &ring, staging, scratch]),
             copy_tokens: bind(&layouts.in_place, &[&ring]),
             rotate: shared
                 .rotated
@@ -156,7 +158,7 @@ impl LayerBuffers {
         let Shared { plan, staging, scratch, .. } = shared;
         let bind = |layout, buffers: &[&wgpu::Buffer]| bind_group(device, layout, plan, buffers);
         let slab = Slab {
-            packed: bind(&layouts.attend, &[&buffer, &buffer, scratch]),
+            attend: bind(&layouts.attend, &[&buffer, &self.ring, staging, scratch]),
             pack: bind(&layouts.pack, &[&self.ring, staging, &buffer]),
             pack_rotated: shared
                 .rotated

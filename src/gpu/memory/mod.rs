@@ -252,9 +252,10 @@ fn slab_bytes(s: &Shape, pages: u32) -> u64 {
     u64::from(pages) * s.layout.page_words() * 4
 }
 
-/// How rotated queries lie, in the words of a host's tensors: f32, `[query][query head][channel]`.
+/// How queries lie where keys are rotated, in the words of a host's tensors: f32, `[query][query head]`, each
+/// rotated and then as it is.
 fn dense_queries(device: &wgpu::Device, s: &Shape) -> Result<wgpu::Buffer, Error> {
-    let (head_stride, dtype) = (s.layout.head_dim, Dtype::F32.index());
+    let (head_stride, dtype) = (2 * s.layout.head_dim, Dtype::F32.index());
     let q = ViewParams { offset: 0, token_stride: s.query_heads * head_stride, head_stride, dtype };
     let io = IoParams { q, ..IoParams::default() };
     filled_buffer(device, "kivi io", bytemuck::bytes_of(&io), BufferUsages::STORAGE)

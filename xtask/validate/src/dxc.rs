@@ -6,7 +6,6 @@ use crate::kernels::Kernel;
 use crate::parallel::in_pieces;
 use crate::report::Report;
 use hassle_rs::{Dxc, DxcCompiler, DxcLibrary};
-use kivi_wgpu::wgpu;
 use xtask::fetch;
 
 const NAME: &str = "DXC";
@@ -27,12 +26,9 @@ pub fn check(options: &Options, kernels: &[Kernel]) -> Report {
         Ok(dxc) => dxc,
         Err(error) => return Report::failed(NAME, error.to_string()),
     };
-    let on_dx12 = |k: &&Kernel| k.variant.runs_on(wgpu::Backend::Dx12);
-    let seen: Vec<&Kernel> = kernels.iter().filter(on_dx12).step_by(options.sample).collect();
+    let seen: Vec<&Kernel> = kernels.iter().step_by(options.sample).collect();
     let errors = in_pieces(&seen, 8, |piece| compile_all(&dxc, piece));
     let mut report = Report::ran(format!("{NAME} ({WHEEL}), {}", PROFILES.join(" and ")), seen.len(), errors);
-    let others = kernels.iter().filter(|k| !k.variant.runs_on(wgpu::Backend::Dx12)).count();
-    report.left_out.push(format!("{others} others are of variants that never run on DX12"));
     if options.sample > 1 {
         report.left_out.push(format!("only every {}th", options.sample));
     }

@@ -1,18 +1,32 @@
-// Units of unpacked tokens for lib/clusters.wgsl. Channels stay in their order.
+// Units of unpacked tokens for lib/clusters.wgsl.
 //
-// Constants: KEY_ROWS, LANES.
+// Constants: F32, KEY_ROWS, LANES, WINDOW_FORMAT.
 // Records: Split.
 
-fn query_order(n: Parts) -> Parts {
-    return n;
+// 16 channels from eight words of 16-bit elements.
+fn sixteen_channels(format: u32, low: vec4<u32>, high: vec4<u32>) -> Parts {
+    return Parts(
+        vec4<f32>(pair(format, low.x), pair(format, low.y)),
+        vec4<f32>(pair(format, low.z), pair(format, low.w)),
+        vec4<f32>(pair(format, high.x), pair(format, high.y)),
+        vec4<f32>(pair(format, high.z), pair(format, high.w)),
+    );
 }
 
-fn channel_order(n: Parts) -> Parts {
-    return n;
-}
-
-fn value_order(n: Parts) -> Parts {
-    return n;
+// Chunk `chunk` of 16 channels of a token's key or value. A chunk that reaches past the row reads its
+// neighbour.
+fn token_channels(slot: u32, tensor: u32, head: u32, chunk: u32) -> Parts {
+    if (WINDOW_FORMAT == F32) {
+        return Parts(
+            bitcast<vec4<f32>>(fetch(slot, tensor, head, 4u * chunk)),
+            bitcast<vec4<f32>>(fetch(slot, tensor, head, 4u * chunk + 1u)),
+            bitcast<vec4<f32>>(fetch(slot, tensor, head, 4u * chunk + 2u)),
+            bitcast<vec4<f32>>(fetch(slot, tensor, head, 4u * chunk + 3u)),
+        );
+    }
+    let low = fetch(slot, tensor, head, 2u * chunk);
+    let high = fetch(slot, tensor, head, 2u * chunk + 1u);
+    return sixteen_channels(WINDOW_FORMAT, low, high);
 }
 
 // The slots of the lane's own four tokens.
@@ -40,7 +54,7 @@ fn dot_rows(q: Rows, x: Parts) -> vec4<f32> {
     return d;
 }
 
-fn unit_logits(split: Split, head: u32, first: u32, lane: u32, base: u32, q: Rows) -> Logits {
+fn token_logits(split: Split, head: u32, first: u32, lane: u32, base: u32, q: Rows) -> Logits {
     let slots = own_slots(split, first, lane);
     var logits = Logits();
     for (var quad = 0u; quad < LANES; quad++) {
@@ -56,7 +70,7 @@ fn unit_logits(split: Split, head: u32, first: u32, lane: u32, base: u32, q: Row
     return logits;
 }
 
-fn unit_values(split: Split, head: u32, first: u32, lane: u32, base: u32, p: Logits) -> Sums {
+fn token_values(split: Split, head: u32, first: u32, lane: u32, base: u32, p: Logits) -> Sums {
     let slots = own_slots(split, first, lane);
     var sums = Sums();
     for (var quad = 0u; quad < LANES; quad++) {

@@ -1,19 +1,20 @@
-// Decode attention over packed pages, by clusters of invocations: a partial result per row. Twin:
-// src/oracle/attend_packed.rs.
+// Decode attention, by clusters of invocations: a run of splits of one sequence extends a partial result per
+// row. Twin: src/oracle/attend.rs.
 //
 // | binding | what | access |
 // |---|---|---|
 // | 0, 1 of group 0 | params, plan | read |
-// | 2, 3 | slab, as vec4 and as words | read |
-// | 4 | partial results | write |
+// | 2 | slab, as vec4 | read |
+// | 3, 4 | sink slots and rings, staging, as vec4 | read |
+// | 5 | partial results | read, write |
 // | 0, 1, 2 of group 1 | io, host's queries as words and as vec4 | read |
 //
-// Grid: x, z splits; y clusters, one per KV head and KEY_ROWS rows.
+// Grid: x, z runs; y clusters, one per KV head and KEY_ROWS rows.
 //
 // Constants: WORKGROUP.
 
 @compute @workgroup_size(WORKGROUP)
-fn decode_packed(
+fn decode(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(local_invocation_index) local: u32,
     @builtin(subgroup_invocation_id) in_subgroup: u32,
