@@ -96,11 +96,6 @@ fn query_pairs(words: vec2<u32>) -> vec4<f32> {
         element_bits(d, words.x, 0u), element_bits(d, words.x, 1u), element_bits(d, words.y, 0u), element_bits(d, words.y, 1u)));
 }
 
-fn query_vector(first: u32) -> vec4<f32> {
-    return vec4<f32>(
-        query_element(first), query_element(first + 1u), query_element(first + 2u), query_element(first + 3u));
-}
-
 // A row's scaled query in the lane's channels.
 fn lane_query(tile: RowTile, head: u32, row: u32, lane: u32, unpacked: bool) -> Parts {
     if (row >= tile.rows) {
@@ -161,17 +156,17 @@ fn add_weighted(sums: ptr<function, Sums>, x: Parts, p: vec4<f32>) {
     }
 }
 
-fn write_row(partial: u32, row: u32, head: u32, chunk: u32, s0: vec4<f32>, s1: vec4<f32>, s2: vec4<f32>, s3: vec4<f32>) {
+fn write_row(partial: u32, row: u32, head: u32, chunk: u32, x: Parts) {
     let at = partial_at(partial, row, head) + 1u + 4u * chunk;
     let vecs = HEAD_DIM / 4u - 4u * chunk;
-    partials[at] = s0;
-    if (vecs > 1u) { partials[at + 1u] = s1; }
-    if (vecs > 2u) { partials[at + 2u] = s2; }
-    if (vecs > 3u) { partials[at + 3u] = s3; }
+    partials[at] = x.p0;
+    if (vecs > 1u) { partials[at + 1u] = x.p1; }
+    if (vecs > 2u) { partials[at + 2u] = x.p2; }
+    if (vecs > 3u) { partials[at + 3u] = x.p3; }
 }
 
 fn write_partial(partial: u32, row: u32, head: u32, lane: u32, highest: f32, weights: f32, a: Parts) {
-    write_row(partial, row, head, lane, a.p0, a.p1, a.p2, a.p3);
+    write_row(partial, row, head, lane, a);
     if (lane == 0u) {
         partials[partial_at(partial, row, head)] = vec4<f32>(highest, weights, 0.0, 0.0);
     }

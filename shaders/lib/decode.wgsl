@@ -73,14 +73,18 @@ struct Scalars {
 
 // Each row's lines plus its number.
 fn shifted(x: Lines, by: Scalars) -> Lines {
+    let a = by.low;
+    let b = by.high;
     return Lines(
-        x.r0 + by.low.x, x.r1 + by.low.y, x.r2 + by.low.z, x.r3 + by.low.w, x.r4 + by.high.x, x.r5 + by.high.y, x.r6 + by.high.z, x.r7 + by.high.w);
+        x.r0 + a.x, x.r1 + a.y, x.r2 + a.z, x.r3 + a.w, x.r4 + b.x, x.r5 + b.y, x.r6 + b.z, x.r7 + b.w);
 }
 
 // Each row times its factor.
 fn scaled(x: Lines, by: Scalars) -> Lines {
+    let a = by.low;
+    let b = by.high;
     return Lines(
-        x.r0 * by.low.x, x.r1 * by.low.y, x.r2 * by.low.z, x.r3 * by.low.w, x.r4 * by.high.x, x.r5 * by.high.y, x.r6 * by.high.z, x.r7 * by.high.w);
+        x.r0 * a.x, x.r1 * a.y, x.r2 * a.z, x.r3 * a.w, x.r4 * b.x, x.r5 * b.y, x.r6 * b.z, x.r7 * b.w);
 }
 
 // Stores each row at `at` and every `row_stride` vectors from there on.
@@ -169,9 +173,7 @@ fn load_query(tile: RowTile, head: u32, row: u32, v: u32, unpacked: bool) -> vec
     if (row >= tile.rows || 4u * v >= HEAD_DIM) {
         return vec4<f32>();
     }
-    let first = query_first(tile, head, row, unpacked) + 4u * v;
-    return LOGIT_SCALE
-        * vec4<f32>(query_element(first), query_element(first + 1u), query_element(first + 2u), query_element(first + 3u));
+    return LOGIT_SCALE * query_vector(query_first(tile, head, row, unpacked) + 4u * v);
 }
 
 // Largest of each row over its invocations, in two steps. Ends with a barrier.
@@ -296,7 +298,8 @@ fn joined_shares(sums: Lines, channel_quad: u32, share: u32) -> Lines {
     if (share == 0u) {
         total = sums;
         for (var other = 1u; other < SHARES; other++) {
-            total = add_stored(total, SH_OPERANDS + (other - 1u) * ROWS * CHANNEL_QUADS + channel_quad, CHANNEL_QUADS);
+            let at = SH_OPERANDS + (other - 1u) * ROWS * CHANNEL_QUADS + channel_quad;
+            total = add_stored(total, at, CHANNEL_QUADS);
         }
     }
     return total;

@@ -40,6 +40,16 @@ fn unit_offsets(at: u32, row_stride: u32) -> Scalars {
     return sums;
 }
 
+// Adds 16 codes of each line times the operands from vector `v` of theirs on.
+fn add_unit(sums: ptr<function, Lines>, words: Words, bits: u32, v: u32, row_stride: u32) {
+    // Before the codes, which cancel them: those of several units together are larger.
+    *sums = shifted(*sums, unit_offsets(v, row_stride));
+    add_part(sums, part(words, 0u, bits), SH_OPERANDS + v, row_stride);
+    add_part(sums, part(words, 1u, bits), SH_OPERANDS + v + 1u, row_stride);
+    add_part(sums, part(words, 2u, bits), SH_OPERANDS + v + 2u, row_stride);
+    add_part(sums, part(words, 3u, bits), SH_OPERANDS + v + 3u, row_stride);
+}
+
 // The queries times the scales of the tile's blocks, and their products with the minima.
 fn key_operands(split: Split, head: u32, first: u32, local: u32) {
     for (var i = local; i < TILE_BLOCKS * KEY_VECS; i += WORKGROUP) {
@@ -108,12 +118,7 @@ fn packed_logits(split: Split, head: u32, token: u32, in_tile: u32, slice: u32) 
         } else {
             let words = load_words(at, GROUP / 4u, KEY_BITS, KEY_LOW_BITS, KEY_LOW_WORDS, unit);
             let v = operands + 4u * unit;
-            // Before the codes, which cancel them: those of several units together are larger.
-            sums = shifted(sums, unit_offsets(v, KEY_VECS));
-            add_part(&sums, part(words, 0u, KEY_BITS), SH_OPERANDS + v, KEY_VECS);
-            add_part(&sums, part(words, 1u, KEY_BITS), SH_OPERANDS + v + 1u, KEY_VECS);
-            add_part(&sums, part(words, 2u, KEY_BITS), SH_OPERANDS + v + 2u, KEY_VECS);
-            add_part(&sums, part(words, 3u, KEY_BITS), SH_OPERANDS + v + 3u, KEY_VECS);
+            add_unit(&sums, words, KEY_BITS, v, KEY_VECS);
         }
     }
     return sums;
@@ -133,18 +138,15 @@ fn add_packed(so_far: Lines, split: Split, head: u32, first: u32, quad: u32, sha
         let words = load_words(at, CHANNEL_QUADS, VALUE_BITS, VALUE_LOW_BITS, VALUE_LOW_WORDS, in_block);
         if (VALUE_BITS == 16u) {
             let v = SH_WEIGHTS + 4u * unit;
-            let more = load_words(at + 4u * CHANNEL_QUADS, CHANNEL_QUADS, VALUE_BITS, VALUE_LOW_BITS, VALUE_LOW_WORDS, in_block);
+            let behind = at + 4u * CHANNEL_QUADS;
+            let more = load_words(behind, CHANNEL_QUADS, VALUE_BITS, VALUE_LOW_BITS, VALUE_LOW_WORDS, in_block);
             add_part(&sums, part(words, 0u, VALUE_BITS), v, QUADS);
             add_part(&sums, part(words, 1u, VALUE_BITS), v + 1u, QUADS);
             add_part(&sums, part(more, 0u, VALUE_BITS), v + 2u, QUADS);
             add_part(&sums, part(more, 1u, VALUE_BITS), v + 3u, QUADS);
         } else {
             let v = operands + 4u * unit;
-            sums = shifted(sums, unit_offsets(v, QUADS));
-            add_part(&sums, part(words, 0u, VALUE_BITS), SH_OPERANDS + v, QUADS);
-            add_part(&sums, part(words, 1u, VALUE_BITS), SH_OPERANDS + v + 1u, QUADS);
-            add_part(&sums, part(words, 2u, VALUE_BITS), SH_OPERANDS + v + 2u, QUADS);
-            add_part(&sums, part(words, 3u, VALUE_BITS), SH_OPERANDS + v + 3u, QUADS);
+            add_unit(&sums, words, VALUE_BITS, v, QUADS);
         }
     }
     return sums;

@@ -46,9 +46,7 @@ fn query_part(tile: RowTile, head: u32, row: u32, v: u32) -> vec4<f32> {
     if (row >= tile.rows || v >= HEAD_VECS) {
         return vec4<f32>();
     }
-    let first = query_first(tile, head, row, false) + 4u * v;
-    return LOGIT_SCALE
-        * vec4<f32>(query_element(first), query_element(first + 1u), query_element(first + 2u), query_element(first + 3u));
+    return LOGIT_SCALE * query_vector(query_first(tile, head, row, false) + 4u * v);
 }
 
 // Which of four rows see a token.

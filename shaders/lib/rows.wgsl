@@ -45,6 +45,12 @@ fn query_element(index: u32) -> f32 {
     return bitcast<f32>(finite_or_nan(element_bits(io.q.dtype, word, index)));
 }
 
+// Four elements of the queries.
+fn query_vector(first: u32) -> vec4<f32> {
+    return vec4<f32>(
+        query_element(first), query_element(first + 1u), query_element(first + 2u), query_element(first + 3u));
+}
+
 // Which of the four tokens from `token` on row `row` sees: those up to its own position, from the first of
 // its sliding window on.
 fn sees(tile: RowTile, split: Split, row: u32, token: u32) -> vec4<bool> {
